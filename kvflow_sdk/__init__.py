@@ -1,0 +1,1 @@
+"""KVFlow client SDK."""

@@ -1,0 +1,306 @@
+"""The wire format: what the client tells the server, in band and out of band.
+
+SGLang's own ``kv_hints`` is the envelope (its ``action_type`` names whose hint it is)::
+
+    {"protocol_version": "1", "message_id": "<unique>",
+     "actions": [{"action_id": "<unique>", "action_type": "kvflow.step",
+                  "action_version": "1", "payload": {...}}]}
+
+The payload is a `StepUpdate`. In band the envelope is the ``kv_hints`` field of
+``/generate`` or, on the OpenAI endpoints, the header `HEADER` (JSON, zlib,
+base64url). Out of band it is the body of ``POST /kvflow/v1/steps``, with one action
+per run. Unknown fields and newer minor versions are ignored, unknown majors refused.
+
+This module is all that the server imports of the SDK.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import secrets
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import WireError
+
+__all__ = [
+    "ACTION_TYPE",
+    "ACTION_VERSION",
+    "HEADER",
+    "MAX_AGENTS",
+    "MAX_HEADER_BYTES",
+    "MAX_INFLATED_BYTES",
+    "MAX_NAME_CHARS",
+    "MAX_RUNS_PER_MESSAGE",
+    "MAX_STEPS",
+    "PROTOCOL_VERSION",
+    "FixedMark",
+    "StepUpdate",
+    "from_header",
+    "parse_envelope",
+    "parse_payload",
+    "to_envelope",
+    "to_header",
+]
+
+_T = TypeVar("_T")
+
+PROTOCOL_VERSION = "1"
+ACTION_TYPE = "kvflow.step"
+ACTION_VERSION = "1"
+HEADER = "x-request-id-kvflow"
+"""A name with the prefix that gateways in front of SGLang let through."""
+
+MAX_HEADER_BYTES = 8 * 1024
+MAX_INFLATED_BYTES = 256 * 1024
+MAX_AGENTS = 4096
+"""Entries of `steps` and of `likelihood` in one payload."""
+MAX_STEPS = 1_000_000
+MAX_NAME_CHARS = 256
+"""Unicode code points of a client, run or agent name."""
+MAX_RUNS_PER_MESSAGE = 256
+MAX_SEQ = 2**53
+MAX_FIXED = 2**31
+
+
+class FixedMark(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    """Where the fixed part of a prompt ends.
+
+    Either ``message`` and ``chars`` (code points into the concatenated text parts of
+    that message; every earlier message and the tools are fixed), or ``tokens`` (on
+    ``/generate`` only).
+    """
+
+    message: int | None = None
+    chars: int | None = None
+    tokens: int | None = None
+
+
+class StepUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One snapshot of one run of one client."""
+
+    client: str
+    """The application instance; unguessable, and the right to steer its entries."""
+    run: str
+    """One execution of the workflow."""
+    seq: int
+    """Monotonic within the run; an older or equal one changes no steps."""
+    agent: str | None = None
+    """Who makes this call; absent out of band."""
+    steps: dict[str, int] | None = None
+    """Steps-to-execution of every reachable agent: a whole snapshot."""
+    likelihood: dict[str, float] | None = None
+    fixed: FixedMark | None = None
+    final: bool = False
+    """The run is over; forget it."""
+    partial: bool = False
+    """`steps` was cut to fit: an absent agent is not known to be unreachable."""
+
+
+class _Action(msgspec.Struct, kw_only=True):
+    action_id: str
+    action_type: str
+    action_version: str
+    payload: dict[str, Any]
+
+
+class _Envelope(msgspec.Struct, kw_only=True):
+    protocol_version: str
+    message_id: str
+    actions: list[_Action]
+
+
+def to_envelope(updates: Sequence[StepUpdate]) -> dict[str, Any]:
+    """The ``kv_hints`` object that carries `updates`, one action each."""
+    message = secrets.token_hex(8)
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "message_id": message,
+        "actions": [
+            {
+                "action_id": f"{message}-{index}",
+                "action_type": ACTION_TYPE,
+                "action_version": ACTION_VERSION,
+                "payload": msgspec.to_builtins(update),
+            }
+            for index, update in enumerate(updates)
+        ],
+    }
+
+
+def parse_envelope(obj: object) -> list[StepUpdate]:
+    """The KVFlow updates in an envelope; actions of other types are skipped.
+
+    Raises `WireError` naming the field.
+    """
+    envelope = _convert(obj, _Envelope)
+    _check_version(envelope.protocol_version, PROTOCOL_VERSION, "protocol_version")
+    if len(envelope.actions) > MAX_RUNS_PER_MESSAGE:
+        raise WireError(
+            f"actions: {len(envelope.actions)} in one message, "
+            f"at most {MAX_RUNS_PER_MESSAGE} are accepted",
+            field="actions",
+            status=413,
+        )
+    updates = []
+    for action in envelope.actions:
+        if action.action_type == ACTION_TYPE:
+            _check_version(action.action_version, ACTION_VERSION, "action_version")
+            updates.append(parse_payload(action.payload))
+    return updates
+
+
+def parse_payload(obj: object) -> StepUpdate:
+    """A validated `StepUpdate`. Raises `WireError` naming the field."""
+    update = _convert(obj, StepUpdate)
+    _check_name(update.client, "client")
+    _check_name(update.run, "run")
+    if update.agent is not None:
+        _check_name(update.agent, "agent")
+    _check_range(update.seq, MAX_SEQ, "seq")
+    if update.steps is not None:
+        _check_steps(update.steps)
+    if update.likelihood is not None:
+        _check_likelihood(update.likelihood)
+    if update.fixed is not None:
+        _check_fixed(update.fixed)
+    return update
+
+
+def to_header(update: StepUpdate) -> str:
+    """The value of `HEADER`: ASCII, at most `MAX_HEADER_BYTES`.
+
+    Too long a snapshot loses its likelihoods, then its farthest agents, and says so
+    with ``partial``.
+    """
+    value = _pack(update)
+    if len(value) <= MAX_HEADER_BYTES:
+        return value
+    update = msgspec.structs.replace(update, likelihood=None)
+    value = _pack(update)
+    nearest = sorted((update.steps or {}).items(), key=lambda item: item[1])
+    keep = len(nearest)
+    while len(value) > MAX_HEADER_BYTES and keep:
+        # The compressed size is nearly linear in the count: two or three rounds.
+        keep = min(keep - 1, keep * MAX_HEADER_BYTES * 19 // (len(value) * 20))
+        update = msgspec.structs.replace(
+            update, steps=dict(nearest[:keep]), partial=True
+        )
+        value = _pack(update)
+    return value
+
+
+def from_header(value: str) -> list[StepUpdate]:
+    """The updates in a value of `HEADER`. Raises `WireError`."""
+    if len(value) > MAX_HEADER_BYTES:
+        raise WireError(
+            f"{HEADER}: {len(value)} bytes, at most {MAX_HEADER_BYTES} are accepted",
+            field=HEADER,
+            status=413,
+        )
+    try:
+        packed = base64.b64decode(value.encode("ascii"), altchars=b"-_", validate=True)
+        inflater = zlib.decompressobj()
+        text = inflater.decompress(packed, MAX_INFLATED_BYTES)
+    except (UnicodeEncodeError, binascii.Error, zlib.error) as error:
+        raise WireError(
+            f"{HEADER}: not base64url of a zlib stream ({error})", field=HEADER
+        ) from error
+    if inflater.unconsumed_tail or not inflater.eof:
+        raise WireError(
+            f"{HEADER}: cut short, or more than {MAX_INFLATED_BYTES} bytes inflated",
+            field=HEADER,
+            status=413 if inflater.unconsumed_tail else 400,
+        )
+    try:
+        return parse_envelope(msgspec.json.decode(text))
+    except msgspec.DecodeError as error:
+        raise WireError(f"{HEADER}: not JSON ({error})", field=HEADER) from error
+
+
+def _pack(update: StepUpdate) -> str:
+    text = json.dumps(to_envelope([update]), separators=(",", ":"))
+    return base64.urlsafe_b64encode(zlib.compress(text.encode("ascii"), 6)).decode()
+
+
+def _convert(obj: object, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(obj, kind)
+    except msgspec.ValidationError as error:
+        field = str(error).rpartition("`$")[2].strip("`.") or "body"
+        raise WireError(f"{field}: {error}", field=field) from error
+
+
+def _check_version(got: str, known: str, field: str) -> None:
+    major, _, minor = got.partition(".")
+    if major != known.partition(".")[0] or (minor and not minor.isdecimal()):
+        raise WireError(
+            f"{field}: {got[:32]!r} is not supported, this server speaks {known!r}",
+            field=field,
+        )
+
+
+def _check_name(name: str, field: str) -> None:
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise WireError(
+            f"{field}: a name has 1 to {MAX_NAME_CHARS} characters, not {len(name)}",
+            field=field,
+        )
+
+
+def _check_range(value: int, high: int, field: str) -> None:
+    if not 0 <= value <= high:
+        raise WireError(
+            f"{field}: must be between 0 and {high}, not {value}", field=field
+        )
+
+
+def _check_count(entries: Mapping[str, object], field: str) -> None:
+    if len(entries) > MAX_AGENTS:
+        raise WireError(
+            f"{field}: {len(entries)} agents, at most {MAX_AGENTS} are accepted",
+            field=field,
+            status=413,
+        )
+
+
+def _check_steps(steps: Mapping[str, int]) -> None:
+    _check_count(steps, "steps")
+    for name, value in steps.items():
+        if not (0 < len(name) <= MAX_NAME_CHARS and 0 <= value <= MAX_STEPS):
+            field = f"steps[{name[:MAX_NAME_CHARS]!r}]"
+            _check_name(name, field)
+            _check_range(value, MAX_STEPS, field)
+
+
+def _check_likelihood(likelihood: Mapping[str, float]) -> None:
+    _check_count(likelihood, "likelihood")
+    for name, value in likelihood.items():
+        field = f"likelihood[{name[:MAX_NAME_CHARS]!r}]"
+        _check_name(name, field)
+        if not 0.0 <= value <= 1.0:
+            raise WireError(
+                f"{field}: must be between 0 and 1, not {value}", field=field
+            )
+
+
+def _check_fixed(fixed: FixedMark) -> None:
+    for name in ("message", "chars", "tokens"):
+        value = getattr(fixed, name)
+        if value is not None:
+            _check_range(value, MAX_FIXED, f"fixed.{name}")
+    if (fixed.message is None) != (fixed.chars is None):
+        raise WireError(
+            "fixed: `message` and `chars` go together", field="fixed.message"
+        )
+    if (fixed.chars is None) == (fixed.tokens is None):
+        raise WireError(
+            "fixed: give either `message` and `chars`, or `tokens`", field="fixed"
+        )

@@ -1,0 +1,1 @@
+"""KVFlow inside SGLang: the plugin, the emulated accelerator, the command line."""

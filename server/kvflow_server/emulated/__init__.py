@@ -1,0 +1,1 @@
+"""An accelerator for machines that have none."""

@@ -1,0 +1,1 @@
+"""Where SGLang meets the policy."""

@@ -1,0 +1,1 @@
+"""Pure policy: steps, priorities, victims, prefetch, admission. No sglang, no torch, no clock."""
