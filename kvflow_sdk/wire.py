@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import secrets
 import zlib
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from .errors import WireError
 __all__ = [
     "ACTION_TYPE",
     "ACTION_VERSION",
+    "CAPABILITIES_PATH",
     "HEADER",
     "MAX_AGENTS",
     "MAX_HEADER_BYTES",
@@ -39,11 +41,15 @@ __all__ = [
     "MAX_RUNS_PER_MESSAGE",
     "MAX_STEPS",
     "PROTOCOL_VERSION",
+    "STEPS_PATH",
     "FixedMark",
     "StepUpdate",
+    "capabilities",
+    "check_fixed",
     "from_header",
     "parse_envelope",
     "parse_payload",
+    "speaks_kvflow",
     "to_envelope",
     "to_header",
 ]
@@ -56,6 +62,10 @@ ACTION_VERSION = "1"
 HEADER = "x-request-id-kvflow"
 """A name with the prefix that gateways in front of SGLang let through."""
 
+CAPABILITIES_PATH = "/kvflow/v1/capabilities"
+"""Unauthenticated; a client asks here whether a server is KVFlow."""
+STEPS_PATH = "/kvflow/v1/steps"
+
 MAX_HEADER_BYTES = 8 * 1024
 MAX_INFLATED_BYTES = 256 * 1024
 MAX_AGENTS = 4096
@@ -66,6 +76,8 @@ MAX_NAME_CHARS = 256
 MAX_RUNS_PER_MESSAGE = 256
 MAX_SEQ = 2**53
 MAX_FIXED = 2**31
+
+_NUMBERS: Mapping[str, tuple[type, ...]] = {"steps": (int,), "likelihood": (float, int)}
 
 
 class FixedMark(
@@ -115,6 +127,28 @@ class _Envelope(msgspec.Struct, kw_only=True):
     protocol_version: str
     message_id: str
     actions: list[_Action]
+
+
+def capabilities() -> dict[str, Any]:
+    """What a KVFlow server answers to ``GET CAPABILITIES_PATH``."""
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "action_type": ACTION_TYPE,
+        "action_version": ACTION_VERSION,
+    }
+
+
+def speaks_kvflow(obj: object) -> bool:
+    """Whether `obj`, the decoded answer of a probe, is that of a usable server."""
+    if not isinstance(obj, Mapping) or obj.get("action_type") != ACTION_TYPE:
+        return False
+    try:
+        for field, known in capabilities().items():
+            if field != "action_type":
+                _check_version(str(obj.get(field)), known, field)
+    except WireError:
+        return False
+    return True
 
 
 def to_envelope(updates: Sequence[StepUpdate]) -> dict[str, Any]:
@@ -170,15 +204,31 @@ def parse_payload(obj: object) -> StepUpdate:
     if update.likelihood is not None:
         _check_likelihood(update.likelihood)
     if update.fixed is not None:
-        _check_fixed(update.fixed)
+        check_fixed(update.fixed)
     return update
+
+
+def check_fixed(fixed: FixedMark) -> None:
+    """Raises `WireError` when `fixed` is not exactly one of its two forms."""
+    for name in ("message", "chars", "tokens"):
+        value = getattr(fixed, name)
+        if value is not None:
+            _check_range(value, MAX_FIXED, f"fixed.{name}")
+    if (fixed.message is None) != (fixed.chars is None):
+        raise WireError(
+            "fixed.message and fixed.chars go together", field="fixed.message"
+        )
+    if (fixed.chars is None) == (fixed.tokens is None):
+        raise WireError(
+            "fixed: give either `message` and `chars`, or `tokens`", field="fixed"
+        )
 
 
 def to_header(update: StepUpdate) -> str:
     """The value of `HEADER`: ASCII, at most `MAX_HEADER_BYTES`.
 
     Too long a snapshot loses its likelihoods, then its farthest agents, and says so
-    with ``partial``.
+    with ``partial``. Raises `WireError` when the names alone are too long.
     """
     value = _pack(update)
     if len(value) <= MAX_HEADER_BYTES:
@@ -194,6 +244,13 @@ def to_header(update: StepUpdate) -> str:
             update, steps=dict(nearest[:keep]), partial=True
         )
         value = _pack(update)
+    if len(value) > MAX_HEADER_BYTES:
+        raise WireError(
+            f"{HEADER}: {len(value)} bytes without any steps, "
+            f"at most {MAX_HEADER_BYTES} are accepted; names are too long",
+            field=HEADER,
+            status=413,
+        )
     return value
 
 
@@ -221,7 +278,7 @@ def from_header(value: str) -> list[StepUpdate]:
         )
     try:
         return parse_envelope(msgspec.json.decode(text))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"{HEADER}: not JSON ({error})", field=HEADER) from error
 
 
@@ -234,8 +291,26 @@ def _convert(obj: object, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(obj, kind)
     except msgspec.ValidationError as error:
-        field = str(error).rpartition("`$")[2].strip("`.") or "body"
+        field = _field_of(str(error), obj)
         raise WireError(f"{field}: {error}", field=field) from error
+
+
+def _field_of(message: str, obj: object) -> str:
+    """The offending field in a message of msgspec.
+
+    msgspec ends it with the path (``at `$.steps[...]` ``) of the value, or of the
+    object that lacks a field, and does not say which key of a mapping it was.
+    """
+    path = message.rpartition("`$")[2].strip("`.") if "`$" in message else ""
+    if missing := re.search(r"missing required field `(\w+)`", message):
+        path = f"{path}.{missing[1]}".strip(".")
+    name, is_entry, _ = path.partition("[...]")
+    entries = obj.get(name) if is_entry and isinstance(obj, Mapping) else None
+    if isinstance(entries, Mapping):
+        for key, value in entries.items():
+            if isinstance(value, bool) or not isinstance(value, _NUMBERS[name]):
+                return f"{name}[{str(key)[:MAX_NAME_CHARS]!r}]"
+    return path or "body"
 
 
 def _check_version(got: str, known: str, field: str) -> None:
@@ -258,8 +333,13 @@ def _check_name(name: str, field: str) -> None:
 def _check_range(value: int, high: int, field: str) -> None:
     if not 0 <= value <= high:
         raise WireError(
-            f"{field}: must be between 0 and {high}, not {value}", field=field
+            f"{field}: must be between 0 and {high}, not {_shown(value)}", field=field
         )
+
+
+def _shown(value: int) -> str:
+    # Python refuses to print an integer of more than 4 300 digits.
+    return str(value) if abs(value) < 10**18 else f"a {value.bit_length()}-bit number"
 
 
 def _check_count(entries: Mapping[str, object], field: str) -> None:
@@ -289,18 +369,3 @@ def _check_likelihood(likelihood: Mapping[str, float]) -> None:
             raise WireError(
                 f"{field}: must be between 0 and 1, not {value}", field=field
             )
-
-
-def _check_fixed(fixed: FixedMark) -> None:
-    for name in ("message", "chars", "tokens"):
-        value = getattr(fixed, name)
-        if value is not None:
-            _check_range(value, MAX_FIXED, f"fixed.{name}")
-    if (fixed.message is None) != (fixed.chars is None):
-        raise WireError(
-            "fixed: `message` and `chars` go together", field="fixed.message"
-        )
-    if (fixed.chars is None) == (fixed.tokens is None):
-        raise WireError(
-            "fixed: give either `message` and `chars`, or `tokens`", field="fixed"
-        )
