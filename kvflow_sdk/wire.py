@@ -46,6 +46,7 @@ __all__ = [
     "StepUpdate",
     "capabilities",
     "check_fixed",
+    "check_name",
     "from_header",
     "parse_envelope",
     "parse_payload",
@@ -194,10 +195,10 @@ def parse_envelope(obj: object) -> list[StepUpdate]:
 def parse_payload(obj: object) -> StepUpdate:
     """A validated `StepUpdate`. Raises `WireError` naming the field."""
     update = _convert(obj, StepUpdate)
-    _check_name(update.client, "client")
-    _check_name(update.run, "run")
+    check_name(update.client, "client")
+    check_name(update.run, "run")
     if update.agent is not None:
-        _check_name(update.agent, "agent")
+        check_name(update.agent, "agent")
     _check_range(update.seq, MAX_SEQ, "seq")
     if update.steps is not None:
         _check_steps(update.steps)
@@ -206,6 +207,15 @@ def parse_payload(obj: object) -> StepUpdate:
     if update.fixed is not None:
         check_fixed(update.fixed)
     return update
+
+
+def check_name(name: str, field: str) -> None:
+    """Raises `WireError` when `name`, of `field`, is empty or too long."""
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise WireError(
+            f"{field}: a name has 1 to {MAX_NAME_CHARS} characters, not {len(name)}",
+            field=field,
+        )
 
 
 def check_fixed(fixed: FixedMark) -> None:
@@ -289,7 +299,7 @@ def _pack(update: StepUpdate) -> str:
 
 def _convert(obj: object, kind: type[_T]) -> _T:
     try:
-        return msgspec.convert(obj, kind)
+        return msgspec.convert(obj, kind, from_attributes=True)
     except msgspec.ValidationError as error:
         field = _field_of(str(error), obj)
         raise WireError(f"{field}: {error}", field=field) from error
@@ -322,14 +332,6 @@ def _check_version(got: str, known: str, field: str) -> None:
         )
 
 
-def _check_name(name: str, field: str) -> None:
-    if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise WireError(
-            f"{field}: a name has 1 to {MAX_NAME_CHARS} characters, not {len(name)}",
-            field=field,
-        )
-
-
 def _check_range(value: int, high: int, field: str) -> None:
     if not 0 <= value <= high:
         raise WireError(
@@ -356,7 +358,7 @@ def _check_steps(steps: Mapping[str, int]) -> None:
     for name, value in steps.items():
         if not (0 < len(name) <= MAX_NAME_CHARS and 0 <= value <= MAX_STEPS):
             field = f"steps[{name[:MAX_NAME_CHARS]!r}]"
-            _check_name(name, field)
+            check_name(name, field)
             _check_range(value, MAX_STEPS, field)
 
 
@@ -364,7 +366,7 @@ def _check_likelihood(likelihood: Mapping[str, float]) -> None:
     _check_count(likelihood, "likelihood")
     for name, value in likelihood.items():
         field = f"likelihood[{name[:MAX_NAME_CHARS]!r}]"
-        _check_name(name, field)
+        check_name(name, field)
         if not 0.0 <= value <= 1.0:
             raise WireError(
                 f"{field}: must be between 0 and 1, not {value}", field=field

@@ -1,0 +1,253 @@
+"""One application instance towards its KVFlow servers.
+
+A client's id is the right to steer its cache entries, so it goes only to servers
+that the user configured or that answered the probe as KVFlow. The probe runs in the
+background; until it has answered, and with any other server, calls stay plain.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from . import context, wire
+from .config import Config, origin_of, server_root
+from .run import Run
+from .stream import Counters, Stream
+
+if TYPE_CHECKING:
+    from .graph import AgentStepGraph
+
+__all__ = ["Client", "call_headers", "default_client", "usable_client"]
+
+MAX_SERVERS = 64
+"""Servers whose answer to the probe is remembered."""
+UNANSWERED_TTL = 10.0
+"""Seconds after which a server that is not (yet) KVFlow may be asked again."""
+
+_BY_ID: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
+_counters = Counters()
+
+
+class Client:
+    """An application instance; most programs need no more than the default one.
+
+    `server` is the base URL of a KVFlow server, with or without ``/v1``; `name` a
+    readable beginning of the id. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        name: str | None = None,
+        config: Config | None = None,
+    ) -> None:
+        if config is None:
+            config = Config.load(server=server, client_name=name)
+        else:
+            config = replace(
+                config,
+                server=server or config.server,
+                client_name=name or config.client_name,
+            )
+        self.config = config
+        self.counters = Counters()
+        self._lock = threading.Lock()
+        self._configured: set[str] = set()
+        self._answers: dict[str, _Answer] = {}
+        self._stream = Stream(config, self.counters)
+        # A thread must not keep a forgotten client; what waits is still sent.
+        weakref.finalize(self, self._stream.stop)
+        self._renew()
+        if config.server is not None:
+            self.configure(config.server)
+
+    def _renew(self) -> None:
+        """Take a new id; `_BY_ID` still finds this client by an older one."""
+        prefix = f"{self.config.client_name}-" if self.config.client_name else ""
+        self.id = prefix + secrets.token_hex(16)
+        _BY_ID[self.id] = self
+
+    def start_run(self, graph: AgentStepGraph | None = None) -> Run:
+        """A new run of a workflow, whose snapshots go to the servers."""
+        listener = None if self.config.disable else self._stream.put
+        return Run(graph, client=self.id, listener=listener)
+
+    def configure(self, base_url: str, *, api_key: str | None = None) -> None:
+        """`base_url` is a KVFlow server: the user said so. Raises `ConfigError`."""
+        origin = origin_of(base_url)
+        own = self.config.server
+        if own is not None and self.config.api_key and origin == origin_of(own):
+            api_key = self.config.api_key
+        if origin not in self._configured:
+            with self._lock:
+                self._configured.add(origin)
+        self._stream.add(origin, server_root(base_url), api_key)
+
+    def knows(self, base_url: str) -> bool:
+        """Whether the server at `base_url` was configured or is known as KVFlow.
+
+        Never waits: a server that nobody asked yet is asked in the background, and
+        until it has answered this is False.
+        """
+        origin = origin_of(base_url)
+        if origin in self._configured:
+            return True
+        if self.config.disable:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            answer = self._answers.get(origin)
+            if answer is not None and now < answer.expires:
+                return answer.is_kvflow
+            if answer is None and len(self._answers) >= MAX_SERVERS:
+                self._stream.remove(oldest := next(iter(self._answers)))
+                del self._answers[oldest]
+            # While the answer is on its way, and when it never comes, the last holds.
+            known = answer is not None and answer.is_kvflow
+            self._answers[origin] = _Answer(known, now + UNANSWERED_TTL)
+        self._stream.probe(server_root(base_url), _Told(self, origin, base_url))
+        return known
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until what can be sent is sent; False after `timeout` seconds."""
+        return self._stream.flush(timeout)
+
+    def close(self) -> None:
+        """Send what can be sent within `Config.flush` seconds, and end the stream."""
+        self._stream.close(self.config.flush)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        # Not the id: it is the right to steer, and this text ends in logs.
+        name = self.config.client_name
+        return f"<kvflow.Client name={name!r} servers={sorted(self._configured)}>"
+
+
+class _Answer:
+    """What is known of a server that was not configured."""
+
+    __slots__ = ("expires", "is_kvflow")
+
+    def __init__(self, is_kvflow: bool, expires: float) -> None:
+        self.is_kvflow = is_kvflow
+        self.expires = expires
+
+
+class _Told:
+    """Takes the answer of a probe to its client, if that still exists."""
+
+    def __init__(self, client: Client, origin: str, base_url: str) -> None:
+        self._client = weakref.ref(client)
+        self._origin = origin
+        self._root = server_root(base_url)
+
+    def __call__(self, is_kvflow: bool) -> None:
+        client = self._client()
+        if client is None:
+            return
+        ttl = client.config.probe_ttl if is_kvflow else UNANSWERED_TTL
+        with client._lock:
+            if self._origin in client._configured:
+                return
+            answer = _Answer(is_kvflow, time.monotonic() + ttl)
+            client._answers[self._origin] = answer
+        if is_kvflow:
+            client._stream.add(self._origin, self._root)
+        else:
+            client._stream.remove(self._origin)
+
+
+def owner_of(run: Run) -> Client | None:
+    """The client in this process that started `run`."""
+    return _BY_ID.get(run.client)
+
+
+def call_headers(
+    base_url: str, *, configured: bool = False, api_key: str | None = None
+) -> Mapping[str, str]:
+    """The headers that tell the server at `base_url` who makes this call.
+
+    Empty outside of an agent, and for a server that is not known as KVFlow.
+    `configured`: the user pointed a KVFlow object at this server. Never raises, never
+    waits.
+    """
+    call = context.current()
+    if call is None:
+        return {}
+    counters = _counters
+    try:
+        client = owner_of(call.run)
+        if client is None or client.config.disable:
+            return {}
+        counters = client.counters
+        if configured:
+            client.configure(base_url, api_key=api_key)
+        if not client.knows(base_url):
+            return {}
+        update = call.run.snapshot(agent=call.agent, fixed=call.fixed)
+        value = wire.to_header(update)
+    except Exception as error:
+        counters.error("in-band metadata", error)
+        return {}
+    counters.add("calls.tagged")
+    return {wire.HEADER: value}
+
+
+_default: Client | None = None
+_default_lock = threading.Lock()
+
+
+def default_client() -> Client:
+    """The client of this process, configured by the environment.
+
+    Raises `ConfigError` when a variable has a value that cannot be used.
+    """
+    global _default
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = Client()
+    return _default
+
+
+def usable_client(client: Client | None = None) -> Client | None:
+    """`client` or the default one; None when KVFlow is off or cannot be configured."""
+    try:
+        chosen = client or default_client()
+    except Exception as error:
+        _counters.error("configuration", error)
+        return None
+    return None if chosen.config.disable else chosen
+
+
+def _after_fork() -> None:
+    # A child process is another application instance, with runs of its own.
+    global _default_lock
+    _default_lock = threading.Lock()
+    _counters._lock = threading.Lock()
+    for client in list(_BY_ID.values()):
+        client._lock = threading.Lock()
+        client._renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,94 @@
+"""`OpenAI` and `AsyncOpenAI` that say which agent is calling.
+
+Drop-in subclasses: every call made inside an agent carries one header more, and
+nothing else changes. `_prepare_options` is where the client lets subclasses touch a
+request; openai 2.8 and 3.x call it once per attempt, for plain, streaming, raw and
+`with_options` calls alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import openai
+
+from .client import call_headers, usable_client
+from .context import current
+from .wire import HEADER
+
+if TYPE_CHECKING:
+    from openai._models import FinalRequestOptions
+
+__all__ = ["AsyncOpenAI", "OpenAI"]
+
+_TAGGED = ("/completions", "/responses")
+"""Endpoints that run a model on a prompt."""
+
+
+class OpenAI(openai.OpenAI):
+    """`openai.OpenAI` for a KVFlow server; a plain client with any other."""
+
+    if not TYPE_CHECKING:  # the signature stays that of the base class
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            _introduce(self)
+
+    def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
+        return _tag(self, super()._prepare_options(options))
+
+
+class AsyncOpenAI(openai.AsyncOpenAI):
+    """`openai.AsyncOpenAI` for a KVFlow server; a plain client with any other."""
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            _introduce(self)
+
+    async def _prepare_options(
+        self, options: FinalRequestOptions
+    ) -> FinalRequestOptions:
+        return _tag(self, await super()._prepare_options(options))
+
+
+def _introduce(client: OpenAI | AsyncOpenAI) -> None:
+    """Whoever points a KVFlow class at a server says that it is KVFlow."""
+    ours = usable_client()
+    if ours is None or _is_openai(client):
+        return
+    try:
+        ours.configure(str(client.base_url), api_key=_key(client))
+    except Exception as error:
+        # openai accepts any base URL and fails in the call; so does this.
+        ours.counters.error("base URL of a client", error)
+
+
+def _is_openai(client: OpenAI | AsyncOpenAI) -> bool:
+    """Where calls go when nobody named a server; no KVFlow there."""
+    return client.base_url.host.endswith("api.openai.com")
+
+
+def _tag(
+    client: OpenAI | AsyncOpenAI, options: FinalRequestOptions
+) -> FinalRequestOptions:
+    if (
+        current() is None
+        or options.method.lower() != "post"
+        or not options.url.endswith(_TAGGED)
+        or _is_openai(client)
+    ):
+        return options
+    ours = call_headers(str(client.base_url), configured=True, api_key=_key(client))
+    # Not given at all when the caller passed no headers.
+    theirs = options.headers if isinstance(options.headers, Mapping) else {}
+    if ours and not any(name.lower() == HEADER for name in theirs):
+        options.headers = {**theirs, **ours}
+    return options
+
+
+def _key(client: OpenAI | AsyncOpenAI) -> str | None:
+    key = client.api_key
+    return key if isinstance(key, str) and key else None

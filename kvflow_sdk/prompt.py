@@ -1,0 +1,60 @@
+"""Saying where the fixed part of a prompt ends.
+
+The server learns it by itself from an agent's calls. A mark is for those who know
+better, or want it right from the first call on; it never changes the text that the
+model sees. ::
+
+    prompt = kvflow.split(INSTRUCTIONS, question, role="user")
+    with kvflow.fixed(prompt.fixed):
+        client.chat.completions.create(model=model, messages=prompt.messages)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import wire
+from .context import Scope, current_scope, within
+from .wire import FixedMark
+
+__all__ = ["Prompt", "fixed", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Messages for an OpenAI client, and where their fixed part ends."""
+
+    messages: list[dict[str, Any]]
+    fixed: FixedMark
+
+
+def split(
+    fixed_text: str,
+    *rest: str,
+    role: str = "user",
+    before: Iterable[Mapping[str, Any]] = (),
+) -> Prompt:
+    """A message that begins with `fixed_text` and goes on with `rest`.
+
+    All texts are joined as they are. `before`: the messages in front of it, which
+    have to be the same in every call of the agent as well.
+    """
+    messages = [dict(message) for message in before]
+    messages.append({"role": role, "content": "".join((fixed_text, *rest))})
+    mark = FixedMark(message=len(messages) - 1, chars=len(fixed_text))
+    return Prompt(messages, mark)
+
+
+def fixed(mark: FixedMark | None) -> within:
+    """Calls of the current agent inside this block have their fixed prompt end here.
+
+    As ``with`` or ``async with``. None lets the server decide. Outside of an agent it
+    does nothing. Raises `WireError` for a mark that cannot be sent.
+    """
+    if mark is not None:
+        wire.check_fixed(mark)
+    scope = current_scope()
+    call = scope.call
+    return within(Scope(scope.run, call and replace(call, fixed=mark)))

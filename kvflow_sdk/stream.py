@@ -1,0 +1,331 @@
+"""The step stream: snapshots to the servers, in the background.
+
+One daemon thread per client, started by the first snapshot. The caller only puts a
+snapshot into a dictionary; of each run the newest one waits, and of a bounded number
+of runs. A server that fails is left alone for a while, ever longer up to a bound;
+nothing else happens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import json
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import wire
+from .config import Config
+from .wire import StepUpdate
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Counters", "Stream"]
+
+log = logging.getLogger("kvflow")
+log.addHandler(logging.NullHandler())
+
+MAX_BATCH = 64
+"""Runs in one message: fewer than the server accepts, so that one is soon sent."""
+FIRST_BACKOFF = 0.1
+MAX_ANSWER = 64 * 1024
+_REFUSED = frozenset({400, 413, 422})
+_NOT_KVFLOW = frozenset({404, 405, 501})
+_NOT_ALLOWED = frozenset({401, 403})
+
+_Job = Callable[["httpx.Client"], None]
+
+
+class Counters:
+    """What happened, by name; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, count: int = 1) -> None:
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + count
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts.get(name, 0)
+
+    def as_dict(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def error(self, what: str, error: BaseException) -> None:
+        """Count a failure of KVFlow's own code, and log the first of its kind."""
+        name = f"error.{what}"
+        if not self[name]:
+            log.warning("kvflow: %s failed, calls go on without it: %r", what, error)
+        self.add(name)
+
+
+class _Target:
+    """One server: what waits for it, and since when it fails."""
+
+    def __init__(self, root: str, api_key: str | None) -> None:
+        self.root = root
+        self.api_key = api_key
+        self.pending: dict[str, StepUpdate] = {}
+        self.failures = 0
+        self.not_before = 0.0
+
+    def keep(self, update: StepUpdate, bound: int) -> int:
+        """Let `update` wait; returns how many snapshots were given up for room.
+
+        The end of a run is never given up for a snapshot of one that goes on.
+        """
+        waiting = self.pending.get(update.run)
+        if waiting is not None:
+            if update.seq > waiting.seq and not waiting.final:
+                self.pending[update.run] = update
+            return 0
+        if len(self.pending) >= bound:
+            unfinished = (run for run, u in self.pending.items() if not u.final)
+            oldest = next(unfinished, None)
+            if oldest is None and not update.final:
+                return 1
+            del self.pending[next(iter(self.pending)) if oldest is None else oldest]
+            self.pending[update.run] = update
+            return 1
+        self.pending[update.run] = update
+        return 0
+
+    def take(self) -> list[StepUpdate]:
+        """The next batch: at most `MAX_BATCH` runs with `MAX_AGENTS` entries."""
+        batch: list[StepUpdate] = []
+        entries = 0
+        for run in list(itertools.islice(self.pending, MAX_BATCH)):
+            update = self.pending[run]
+            entries += len(update.steps or ()) + len(update.likelihood or ())
+            if batch and entries > wire.MAX_AGENTS:
+                break
+            batch.append(self.pending.pop(run))
+        return batch
+
+    def fail(self, now: float, bound: float, *, at_once: bool = False) -> None:
+        """Leave the server alone: twice as long as last time, or for the bound."""
+        pause = bound if at_once else FIRST_BACKOFF * 2 ** min(self.failures, 30)
+        self.failures += 1
+        # Spread, so that many clients do not come back at the same moment.
+        self.not_before = now + min(pause, bound) * random.uniform(0.75, 1.0)
+
+
+class Stream:
+    """The background sender of one client. No method blocks, save `flush`, `close`."""
+
+    def __init__(self, config: Config, counters: Counters) -> None:
+        self._config = config
+        self._counters = counters
+        self._reset()
+        _STREAMS.add(self)
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._targets: dict[str, _Target] = {}
+        self._probes: dict[str, Callable[[bool], None]] = {}
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._closed = False
+
+    def add(self, origin: str, root: str, api_key: str | None = None) -> None:
+        """Send from now on to the server at `root` as well."""
+        with self._changed:
+            target = self._targets.setdefault(origin, _Target(root, api_key))
+            target.api_key = api_key or target.api_key
+
+    def remove(self, origin: str) -> None:
+        with self._changed:
+            self._targets.pop(origin, None)
+
+    def put(self, update: StepUpdate) -> None:
+        """Send `update` when there is time."""
+        with self._changed:
+            if self._closed or not self._targets:
+                return
+            lost = 0
+            for target in self._targets.values():
+                lost += target.keep(update, self._config.max_runs)
+            self._wake()
+        if lost:
+            self._counters.add("steps.dropped", lost)
+
+    def probe(self, root: str, tell: Callable[[bool], None]) -> None:
+        """Ask, in the background, whether `root` is KVFlow, and `tell` the answer."""
+        with self._changed:
+            if not self._closed:
+                self._probes[root] = tell
+                self._wake()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all is sent that can be; False after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(self._idle, timeout)
+
+    def stop(self) -> None:
+        """Take nothing more; the thread ends when all is sent that can be."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def close(self, timeout: float) -> None:
+        """Stop, and wait for the thread for at most `timeout` seconds."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _idle(self) -> bool:
+        now = time.monotonic()
+        waiting = (t for t in self._targets.values() if t.pending)
+        return not (
+            self._busy or self._probes or any(t.not_before <= now for t in waiting)
+        )
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(
+                target=self._work, name="kvflow-stream", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the interpreter is shutting down
+                self._counters.error("start of the step stream", error)
+                return
+            self._thread = thread
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        # Here, because importing httpx costs more than the rest of the SDK.
+        import httpx
+
+        with httpx.Client(timeout=self._config.timeout) as http:
+            while (job := self._next()) is not None:
+                try:
+                    job(http)
+                except Exception as error:
+                    self._counters.error("step stream", error)
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _next(self) -> _Job | None:
+        """The next thing to do, waited for; None when the stream is closed."""
+        with self._changed:
+            while True:
+                if self._probes:
+                    root = next(iter(self._probes))
+                    self._busy = True
+                    return functools.partial(self._ask, root, self._probes.pop(root))
+                waiting = [t for t in self._targets.values() if t.pending]
+                now = time.monotonic()
+                target = min(waiting, key=lambda t: t.not_before, default=None)
+                if target is not None and target.not_before <= now:
+                    self._busy = True
+                    return functools.partial(self._post, target, target.take())
+                if self._closed:
+                    return None
+                pause = None if target is None else target.not_before - now
+                self._changed.wait(pause)
+
+    def _post(
+        self, target: _Target, batch: Sequence[StepUpdate], http: httpx.Client
+    ) -> None:
+        status = self._send(target, batch, http)
+        if status in _REFUSED and len(batch) > 1:
+            # One bad snapshot must not take those of other runs with it.
+            for update in batch:
+                self._post(target, [update], http)
+            return
+        if 200 <= status < 300:
+            target.failures = 0
+            self._counters.add("steps.sent", len(batch))
+        elif status in _REFUSED:
+            self._counters.add("steps.refused", len(batch))
+        else:
+            self._counters.add("steps.failed")
+            at_once = status in _NOT_KVFLOW | _NOT_ALLOWED
+            with self._changed:
+                target.fail(time.monotonic(), self._config.max_backoff, at_once=at_once)
+                for update in batch:
+                    target.keep(update, self._config.max_runs)
+
+    def _send(
+        self, target: _Target, batch: Sequence[StepUpdate], http: httpx.Client
+    ) -> int:
+        """The HTTP status, or 0 when there was no answer."""
+        import httpx
+
+        headers = {"content-type": "application/json"}
+        if target.api_key:
+            headers["authorization"] = f"Bearer {target.api_key}"
+        body = json.dumps(wire.to_envelope(batch), separators=(",", ":"))
+        try:
+            answer = http.post(
+                target.root + wire.STEPS_PATH, content=body, headers=headers
+            )
+        except httpx.HTTPError as error:
+            self._first(target, "does not answer", error)
+            return 0
+        if not answer.is_success:
+            self._first(target, f"answered {answer.status_code}", answer.text[:200])
+        return answer.status_code
+
+    def _first(self, target: _Target, what: str, detail: object) -> None:
+        if target.failures == 0:
+            log.info(
+                "kvflow: %s%s %s; LLM calls are not affected (%s)",
+                target.root,
+                wire.STEPS_PATH,
+                what,
+                detail,
+            )
+
+    def _ask(self, root: str, tell: Callable[[bool], None], http: httpx.Client) -> None:
+        """Neither identity nor key goes along: this may be anybody's server."""
+        import httpx
+
+        self._counters.add("probes")
+        answer: Any = None
+        try:
+            with http.stream("GET", root + wire.CAPABILITIES_PATH) as response:
+                if response.status_code == 200:
+                    answer = json.loads(next(response.iter_bytes(MAX_ANSWER), b"null"))
+        except (httpx.HTTPError, ValueError, RecursionError):
+            answer = None
+        tell(wire.speaks_kvflow(answer))
+
+
+_STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def _flush_all() -> None:
+    """Before the process ends: all streams together wait no longer than the bound."""
+    streams = list(_STREAMS)
+    deadline = time.monotonic() + max((s._config.flush for s in streams), default=0.0)
+    for stream in streams:
+        stream.flush(max(0.0, deadline - time.monotonic()))
+
+
+def _after_fork() -> None:
+    # The thread stayed in the parent, and a lock may have been held there.
+    for stream in list(_STREAMS):
+        targets = stream._targets
+        stream._counters._lock = threading.Lock()
+        stream._reset()
+        for origin, target in targets.items():
+            stream.add(origin, target.root, target.api_key)
+
+
+atexit.register(_flush_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
