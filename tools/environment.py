@@ -36,6 +36,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("client", "server")
@@ -46,6 +47,9 @@ STAMP = "kvflow-stamp"
 """In a thin environment: what it was made from."""
 DISK_GB = {"client": 1, "server": 14}
 """Free space an installation needs, with what pip unpacks on the way."""
+
+
+Arg: TypeAlias = str | Path
 
 
 class SetupError(Exception):
@@ -99,10 +103,9 @@ def lock(name: str) -> None:
         step = _Step(name, "resolving")
         python = _seed(Path(scratch) / "seed", None)
         report = Path(scratch) / "report.json"
-        options = ["--dry-run", "--ignore-installed", "--quiet", "--report", report]
-        source = folder / f"{name}.in"
-        log = Path(scratch) / "pip.log"
-        _pip(python, ["install", *options, "-r", source], log, step)
+        command: list[Arg] = ["install", "--dry-run", "--ignore-installed", "--quiet"]
+        command += ["--report", report, "-r", folder / f"{name}.in"]
+        _pip(python, command, Path(scratch) / "pip.log", step)
         found = json.loads(report.read_text())["install"]
     lines = [f"{i['metadata']['name']}=={i['metadata']['version']}" for i in found]
     extra = folder / f"{name}-nodeps.in"
@@ -170,7 +173,9 @@ def _fault(shared: Path, lines: list[str]) -> str | None:
         return "an unfinished installation"
     if marker.read_text().splitlines() != lines:
         return "made from another lock file"
-    there = {_canonical(*d.stem.rsplit("-", 1)) for d in _site(shared).glob("*.dist-info")}
+    there = {
+        _canonical(*d.stem.rsplit("-", 1)) for d in _site(shared).glob("*.dist-info")
+    }
     wanted = {_canonical(*line.split("==")) for line in lines}
     if different := sorted(there ^ wanted):
         return f"not what the lock file says: {', '.join(different[:5])}"
@@ -188,7 +193,7 @@ def _build_shared(name: str, shared: Path, lines: list[str], fault: str) -> None
     free = shutil.disk_usage(shared.parent).free / 1e9
     if free < DISK_GB[name]:
         raise SetupError(
-            f"{name} needs {DISK_GB[name]} GB in {shared.parent}, {free:.1f} are free. "
+            f"the {name} environment needs {DISK_GB[name]} GB in {shared.parent}, {free:.1f} are free. "
             "`make prune` removes environments of other lock files; "
             "KVFLOW_ENV_DIR chooses another folder"
         )
@@ -200,9 +205,10 @@ def _build_shared(name: str, shared: Path, lines: list[str], fault: str) -> None
     _run([sys.executable, "-m", "venv", "--without-pip", shared])
     # Into an environment without the seed's pip, so that it holds the lock file's
     # packages and not one more. Nothing is resolved: the lock file is complete.
-    options = ["--python", shared / "bin" / "python", "install", "--no-deps"]
+    command: list[Arg] = ["--python", shared / "bin" / "python", "install"]
+    command += ["--no-deps", "-r", lock_path(name)]
     log = shared / "pip.log"
-    _pip(python, [*options, "-r", lock_path(name)], log, step, _site(shared))
+    _pip(python, command, log, step, _site(shared))
     shutil.rmtree(seed)
     (shared / MARKER).write_text("\n".join(lines) + "\n")
     if fault_left := _fault(shared, lines):
@@ -230,8 +236,8 @@ def _build_thin(name: str, thin: Path, shared: Path, stamp: str) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", thin])
     link = f"import site; site.addsitedir({str(_site(shared))!r})\n"
     (_site(thin) / "_kvflow_shared.pth").write_text(link)
-    options = ["install", "--no-deps", "--no-build-isolation", "--no-index", "-e", ROOT]
-    _pip(thin / "bin" / "python", options, thin / "pip.log", step)
+    command: list[Arg] = ["install", "--no-deps", "--no-build-isolation", "--no-index"]
+    _pip(thin / "bin" / "python", [*command, "-e", ROOT], thin / "pip.log", step)
     (thin / STAMP).write_text(stamp)
     step.done()
 
@@ -246,13 +252,13 @@ def _seed(path: Path, pip_pin: str | None) -> Path:
 
 def _pip(
     python: Path,
-    args: Sequence[str | Path],
+    args: Sequence[Arg],
     log: Path,
     step: _Step,
     site: Path | None = None,
 ) -> None:
     """Run pip with its output in `log`, and show how far it is."""
-    command = [python, "-m", "pip", "--no-input", *args]
+    command: list[Arg] = [python, "-m", "pip", "--no-input", *args]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env=_environment()
@@ -278,7 +284,7 @@ def _progress(log: Path, site: Path | None) -> str:
     return f"{log.read_bytes().count(b'Collecting ')} fetched"
 
 
-def _run(command: Sequence[str | Path]) -> None:
+def _run(command: Sequence[Arg]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=_environment())
     if done.returncode:
         words = " ".join(map(str, command))
@@ -287,7 +293,7 @@ def _run(command: Sequence[str | Path]) -> None:
 
 
 def _runs(env: Path, code: str) -> bool:
-    command = [env / "bin" / "python", "-c", code]
+    command: list[Arg] = [env / "bin" / "python", "-c", code]
     try:
         done = subprocess.run(command, capture_output=True, env=_environment())
     except OSError:
