@@ -9,9 +9,19 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["PLATFORM_NAME", "activate"]
+__all__ = [
+    "BANDWIDTH_ENV",
+    "DEFAULT_GBPS",
+    "PLATFORM_NAME",
+    "activate",
+    "bandwidth_gbps",
+]
 
 PLATFORM_NAME = "kvflow_emulated"
+BANDWIDTH_ENV = "KVFLOW_EMULATED_PCIE_GBPS"
+DEFAULT_GBPS = 0.1
+"""GB/s (1e9 bytes) each way. A two-core machine computes about as much slower than
+a GPU as this is slower than PCIe, which keeps the two in proportion."""
 
 
 def activate() -> str | None:
@@ -23,3 +33,20 @@ def activate() -> str | None:
     if os.environ.get("SGLANG_PLATFORM") != PLATFORM_NAME:
         return None
     return "kvflow_server.emulated.accelerator.EmulatedPlatform"
+
+
+def bandwidth_gbps() -> float:
+    """The bus rate that the environment asks for; 0 means no limit.
+
+    Raises `ValueError` naming the variable.
+    """
+    text = os.environ.get(BANDWIDTH_ENV, "").strip()
+    try:
+        gbps = float(text) if text else DEFAULT_GBPS
+    except ValueError:
+        gbps = -1.0
+    if not 0 <= gbps < float("inf"):
+        raise ValueError(
+            f"{BANDWIDTH_ENV} is {text!r}, must be a number of GB/s >= 0 (0: no limit)"
+        )
+    return gbps

