@@ -17,16 +17,17 @@ SOURCES = {
 # From the ground up. A room imports from its own floor and those below it.
 FLOORS = [
     ["kvflow_sdk.errors", "kvflow_sdk.config"],
-    ["kvflow_sdk.wire", "kvflow_sdk.prompt"],
+    ["kvflow_sdk.wire"],
     ["kvflow_sdk.graph", "kvflow_sdk.distance"],
     ["kvflow_sdk.run", "kvflow_sdk.likelihood"],
-    ["kvflow_sdk.context", "kvflow_sdk.stream"],
+    # A mark is carried by the context, so prompt is not beside wire.
+    ["kvflow_sdk.context", "kvflow_sdk.stream", "kvflow_sdk.prompt"],
     ["kvflow_sdk.client", "kvflow_sdk.agent", "kvflow_sdk.openai"],
-    ["kvflow_sdk"],
     ["kvflow_integrations.adapter"],
     ["kvflow_integrations.conformance", "kvflow_integrations.peer"],
     ["kvflow_integrations.langgraph", "kvflow_integrations.autogen"],
     ["kvflow_integrations"],
+    ["kvflow_sdk"],  # the front door: `kvflow.wrap` finds the integration
     ["kvflow_server.policy"],
     ["kvflow_server.emulated"],
     ["kvflow_server.engine"],
