@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .agent import agent, step, workflow
 from .client import Client, default_client
 from .config import Config
-from .context import Call, bind, current
+from .context import Call, bind, current, fixed
 from .errors import (
     ConfigError,
     GraphError,
@@ -31,7 +31,7 @@ from .errors import (
     WireError,
 )
 from .graph import START, AgentStepGraph, GraphBuilder
-from .prompt import Prompt, fixed, split
+from .prompt import Prompt, split
 from .run import Run
 from .wire import FixedMark
 

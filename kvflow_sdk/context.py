@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar, Token, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from .wire import FixedMark
+from .wire import FixedMark, check_fixed
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -29,6 +29,7 @@ __all__ = [
     "current",
     "current_scope",
     "enter",
+    "fixed",
     "opened",
     "surround",
     "within",
@@ -115,6 +116,18 @@ def enter(run: Run, agent: str, fixed: FixedMark | None = None) -> within:
     Only says who is calling; that the agent started or ended is told to the run.
     """
     return within(Scope(run, Call(run, agent, fixed)))
+
+
+def fixed(mark: FixedMark | None) -> within:
+    """Calls of the current agent inside the block have their fixed prompt end there.
+
+    As ``with`` or ``async with``; None lets the server decide. Outside of an agent it
+    does nothing. Raises `WireError` for a mark that cannot be sent.
+    """
+    if mark is not None:
+        check_fixed(mark)
+    scope = current_scope()
+    return within(Scope(scope.run, scope.call and replace(scope.call, fixed=mark)))
 
 
 def bind(function: Callable[P, R]) -> Callable[P, R]:

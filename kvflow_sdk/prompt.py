@@ -12,14 +12,12 @@ model sees. ::
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from . import wire
-from .context import Scope, current_scope, within
 from .wire import FixedMark
 
-__all__ = ["Prompt", "fixed", "split"]
+__all__ = ["Prompt", "split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +43,3 @@ def split(
     messages.append({"role": role, "content": "".join((fixed_text, *rest))})
     mark = FixedMark(message=len(messages) - 1, chars=len(fixed_text))
     return Prompt(messages, mark)
-
-
-def fixed(mark: FixedMark | None) -> within:
-    """Calls of the current agent inside this block have their fixed prompt end here.
-
-    As ``with`` or ``async with``. None lets the server decide. Outside of an agent it
-    does nothing. Raises `WireError` for a mark that cannot be sent.
-    """
-    if mark is not None:
-        wire.check_fixed(mark)
-    scope = current_scope()
-    call = scope.call
-    return within(Scope(scope.run, call and replace(call, fixed=mark)))
