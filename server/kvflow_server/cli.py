@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.panel import Panel
@@ -14,6 +13,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from kvflow_server.edge import serve as serving
+from kvflow_server.emulated.models import ModelError
 from kvflow_server.emulated.platform import bandwidth_gbps
 from kvflow_server.engine.config import Mode
 
@@ -30,10 +30,10 @@ _LAZY = {
 class _Commands(TyperGroup):
     """Subcommands of other rooms, imported only when they are called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *_LAZY]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _LAZY:
             return super().get_command(ctx, cmd_name)
         module, summary = _LAZY[cmd_name]
@@ -134,7 +134,7 @@ def serve(
     try:
         gpu = emulated is None and serving.has_gpu()
         plan = serving.plan(options, args, gpu=gpu, default_model=_default_model)
-    except serving.ServeError as error:
+    except (serving.ServeError, ModelError) as error:
         raise typer.BadParameter(str(error)) from error
     console.print(_banner(plan, options))
     serving.launch(plan)

@@ -42,7 +42,8 @@ class ServerProcess:
 
     `spawn` and `wait_ready` may be called apart, to start several at once. `env` is
     laid over this process's environment. Standard output and error go to `log_path`,
-    a temporary file unless one is named.
+    a temporary file unless one is named. `command` is the `kvflow` to run, by default
+    the one of this interpreter.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ServerProcess:
         *,
         env: Mapping[str, str] | None = None,
         log_path: Path | None = None,
+        command: Sequence[str] | None = None,
     ) -> None:
         self.args = tuple(args)
         self.port = free_port()
@@ -61,6 +63,9 @@ class ServerProcess:
             os.close(descriptor)
             log_path = Path(name)
         self.log_path = log_path
+        self._command = tuple(
+            command or (sys.executable, "-P", "-m", "kvflow_server.cli")
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -79,11 +84,10 @@ class ServerProcess:
         """Start the process and return at once."""
         if self._process is not None:
             raise ServerError("a ServerProcess starts once; make another")
-        command = (sys.executable, "-P", "-m", "kvflow_server.cli", "serve")
         network = ("--host", "127.0.0.1", "--port", str(self.port))
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *network, *self.args],
+                [*self._command, "serve", *network, *self.args],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -7,12 +7,13 @@ that signals, exit codes and the clean-up of child processes are SGLang's own.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kvflow_server.emulated.platform import BANDWIDTH_ENV, PLATFORM_NAME
 from kvflow_server.engine.config import Mode
@@ -192,8 +193,8 @@ class _Said:
 
 
 def _read_config(path: Path) -> dict[str, str]:
-    import yaml
-
+    # SGLang brings PyYAML; the client environment, which type checks too, does not.
+    yaml: Any = importlib.import_module("yaml")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:

@@ -15,9 +15,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["CACHE_ENV", "cache_dir", "fingerprint", "materialize"]
+__all__ = ["CACHE_ENV", "ModelError", "cache_dir", "fingerprint", "materialize"]
 
 CACHE_ENV = "KVFLOW_CACHE_DIR"
+
+
+class ModelError(RuntimeError):
+    """A model cannot be made here; the message says what to install."""
 
 
 def cache_dir() -> Path:

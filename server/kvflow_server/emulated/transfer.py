@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -153,4 +154,4 @@ def transfer_kv_direct(
         dst.index_copy_(0, target, src.index_select(0, source))
 
     for src, dst in zip(src_layers, dst_layers, strict=True):
-        stream.submit(lambda src=src, dst=dst: copy(src, dst))
+        stream.submit(partial(copy, src, dst))
