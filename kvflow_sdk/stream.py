@@ -28,7 +28,7 @@ from .wire import StepUpdate
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Counters", "Stream"]
+__all__ = ["Counters", "Stream", "Target"]
 
 log = logging.getLogger("kvflow")
 log.addHandler(logging.NullHandler())
@@ -70,8 +70,8 @@ class Counters:
         self.add(name)
 
 
-class _Target:
-    """One server: what waits for it, and since when it fails."""
+class Target:
+    """One server: what waits for it, and until when it is left alone."""
 
     def __init__(self, root: str, api_key: str | None) -> None:
         self.root = root
@@ -126,13 +126,13 @@ class Stream:
 
     def __init__(self, config: Config, counters: Counters) -> None:
         self._config = config
-        self._counters = counters
+        self.counters = counters
         self._reset()
         _STREAMS.add(self)
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, Target] = {}
         self._probes: dict[str, Callable[[bool], None]] = {}
         self._thread: threading.Thread | None = None
         self._busy = False
@@ -141,7 +141,7 @@ class Stream:
     def add(self, origin: str, root: str, api_key: str | None = None) -> None:
         """Send from now on to the server at `root` as well."""
         with self._changed:
-            target = self._targets.setdefault(origin, _Target(root, api_key))
+            target = self._targets.setdefault(origin, Target(root, api_key))
             target.api_key = api_key or target.api_key
 
     def remove(self, origin: str) -> None:
@@ -158,7 +158,7 @@ class Stream:
                 lost += target.keep(update, self._config.max_runs)
             self._wake()
         if lost:
-            self._counters.add("steps.dropped", lost)
+            self.counters.add("steps.dropped", lost)
 
     def probe(self, root: str, tell: Callable[[bool], None]) -> None:
         """Ask, in the background, whether `root` is KVFlow, and `tell` the answer."""
@@ -199,7 +199,7 @@ class Stream:
             try:
                 thread.start()
             except RuntimeError as error:  # the interpreter is shutting down
-                self._counters.error("start of the step stream", error)
+                self.counters.error("start of the step stream", error)
                 return
             self._thread = thread
         self._changed.notify_all()
@@ -213,7 +213,7 @@ class Stream:
                 try:
                     job(http)
                 except Exception as error:
-                    self._counters.error("step stream", error)
+                    self.counters.error("step stream", error)
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
@@ -238,7 +238,7 @@ class Stream:
                 self._changed.wait(pause)
 
     def _post(
-        self, target: _Target, batch: Sequence[StepUpdate], http: httpx.Client
+        self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
     ) -> None:
         status = self._send(target, batch, http)
         if status in _REFUSED and len(batch) > 1:
@@ -248,11 +248,11 @@ class Stream:
             return
         if 200 <= status < 300:
             target.failures = 0
-            self._counters.add("steps.sent", len(batch))
+            self.counters.add("steps.sent", len(batch))
         elif status in _REFUSED:
-            self._counters.add("steps.refused", len(batch))
+            self.counters.add("steps.refused", len(batch))
         else:
-            self._counters.add("steps.failed")
+            self.counters.add("steps.failed")
             at_once = status in _NOT_KVFLOW | _NOT_ALLOWED
             with self._changed:
                 target.fail(time.monotonic(), self._config.max_backoff, at_once=at_once)
@@ -260,7 +260,7 @@ class Stream:
                     target.keep(update, self._config.max_runs)
 
     def _send(
-        self, target: _Target, batch: Sequence[StepUpdate], http: httpx.Client
+        self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
     ) -> int:
         """The HTTP status, or 0 when there was no answer."""
         import httpx
@@ -280,7 +280,7 @@ class Stream:
             self._first(target, f"answered {answer.status_code}", answer.text[:200])
         return answer.status_code
 
-    def _first(self, target: _Target, what: str, detail: object) -> None:
+    def _first(self, target: Target, what: str, detail: object) -> None:
         if target.failures == 0:
             log.info(
                 "kvflow: %s%s %s; LLM calls are not affected (%s)",
@@ -294,7 +294,7 @@ class Stream:
         """Neither identity nor key goes along: this may be anybody's server."""
         import httpx
 
-        self._counters.add("probes")
+        self.counters.add("probes")
         answer: Any = None
         try:
             with http.stream("GET", root + wire.CAPABILITIES_PATH) as response:
@@ -320,7 +320,7 @@ def _after_fork() -> None:
     # The thread stayed in the parent, and a lock may have been held there.
     for stream in list(_STREAMS):
         targets = stream._targets
-        stream._counters._lock = threading.Lock()
+        stream.counters._lock = threading.Lock()
         stream._reset()
         for origin, target in targets.items():
             stream.add(origin, target.root, target.api_key)

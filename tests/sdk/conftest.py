@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -70,8 +72,7 @@ class Loopback:
 
     def __post_init__(self) -> None:
         handler = type("Handler", (_Handler,), {"loopback": self})
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.http.daemon_threads = True
+        self.http = _Server(("127.0.0.1", 0), handler)
         threading.Thread(
             target=self.http.serve_forever, args=(0.01,), daemon=True
         ).start()
@@ -99,6 +100,13 @@ class Loopback:
             self.hold.set()
         self.http.shutdown()
         self.http.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that hangs up, as a closed or killed one does, is no error."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -196,3 +204,26 @@ def default_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvflow.Client]:
     monkeypatch.setattr(client, "_default", ours)
     yield ours
     ours.close()
+
+
+@pytest.fixture
+def doomed() -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts servers in processes of their own, to be killed; the first line says where."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, __file__], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+if __name__ == "__main__":
+    print(Loopback().url, flush=True)
+    threading.Event().wait()
