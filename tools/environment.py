@@ -91,9 +91,7 @@ def setup(name: str) -> None:
     os.utime(shared / MARKER)
     thin = ROOT / ".venv" / name
     with _exclusive(ROOT / ".venv" / f"{name}.lock"):
-        stamp = _stamp(shared)
-        if _thin_fault(thin, stamp):
-            _build_thin(name, thin, shared, stamp)
+        _make_thin(name, thin, shared)
 
 
 def lock(name: str) -> None:
@@ -217,28 +215,27 @@ def _build_shared(name: str, shared: Path, lines: list[str], fault: str) -> None
     step.done()
 
 
-def _stamp(shared: Path) -> str:
-    """All that a thin environment depends on."""
+def _make_thin(name: str, thin: Path, shared: Path) -> None:
+    stamp = thin / STAMP
+    place = f"{shared}\n{ROOT}\n{platform.python_version()}\n"
     project = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    return f"{shared}\n{ROOT}\n{platform.python_version()}\n{project}\n"
-
-
-def _thin_fault(thin: Path, stamp: str) -> bool:
-    path = thin / STAMP
-    if not path.exists() or path.read_text() != stamp:
-        return True
-    return not _runs(thin, "import importlib.metadata as m; m.distribution('kvflow')")
-
-
-def _build_thin(name: str, thin: Path, shared: Path, stamp: str) -> None:
+    found = stamp.read_text() if stamp.exists() else ""
+    check = "import pip, importlib.metadata as m; m.distribution('kvflow')"
+    works = found.startswith(place) and _runs(thin, check)
+    if works and found == place + project:
+        return
     step = _Step(name, "installing this checkout")
-    shutil.rmtree(thin, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", "--without-pip", thin])
-    link = f"import site; site.addsitedir({str(_site(shared))!r})\n"
-    (_site(thin) / "_kvflow_shared.pth").write_text(link)
+    if works:
+        # Only the project changed: what runs from here meanwhile keeps its Python.
+        stamp.unlink()
+    else:
+        shutil.rmtree(thin, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", "--without-pip", thin])
+        link = f"import site; site.addsitedir({str(_site(shared))!r})\n"
+        (_site(thin) / "_kvflow_shared.pth").write_text(link)
     command: list[Arg] = ["install", "--no-deps", "--no-build-isolation", "--no-index"]
     _pip(thin / "bin" / "python", [*command, "-e", ROOT], thin / "pip.log", step)
-    (thin / STAMP).write_text(stamp)
+    stamp.write_text(place + project)
     step.done()
 
 
