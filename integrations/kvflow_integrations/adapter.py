@@ -1,0 +1,99 @@
+"""The contract that every framework's module fulfils.
+
+* ``wrap(app, *, client=None, name=None)`` returns an object that behaves as `app` and
+  is tracked; `app` itself stays as it is. ``unwrap(wrapped)`` returns that `app`.
+* What a framework makes necessary to patch goes through `Patches`, is inert outside
+  of a KVFlow run, and is undone when the last wrapped object is unwrapped.
+* What the integration does not understand is said once, as a `KVFlowWarning` that
+  names the construct and the node; the run goes on with what is understood.
+* Nothing of KVFlow ever raises into a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from typing import Any, Protocol, TypeVar
+
+from kvflow_sdk.client import Client
+
+__all__ = ["Adapter", "KVFlowWarning", "Notices", "Patches"]
+
+_App = TypeVar("_App")
+_ABSENT = object()
+
+_logger = logging.getLogger("kvflow")
+
+
+class KVFlowWarning(UserWarning):
+    """Something in a workflow is not fully understood; it runs all the same."""
+
+
+class Adapter(Protocol):
+    """What a module of this package offers."""
+
+    def wrap(
+        self, app: _App, *, client: Client | None = None, name: str | None = None
+    ) -> _App:
+        """`app` with tracking attached; `name` prefixes its agents.
+
+        Does not change `app`. Raises `UnsupportedError` for an object or a framework
+        version that it cannot handle.
+        """
+        ...
+
+    def unwrap(self, app: _App) -> _App:
+        """The very object that `wrap` was given; anything else is returned as is."""
+        ...
+
+
+class Patches:
+    """Replaced attributes, and what was there before: (object, name, original)."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set `name` on `owner` until `undo`."""
+        # An inherited attribute is restored by deleting ours, not by pinning it.
+        self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Restore everything, the latest first."""
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+class Notices:
+    """Warnings about one wrapped object, each said once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+
+    def warn(self, text: str, *, stacklevel: int = 2) -> None:
+        """For use while wrapping: ``-W error`` may turn it into an exception."""
+        if self._first(text):
+            warnings.warn(f"kvflow: {text}", KVFlowWarning, stacklevel + 1)
+
+    def warn_in_run(self, text: str) -> None:
+        """For use during a run: never raises."""
+        if not self._first(text):
+            return
+        try:
+            warnings.warn(f"kvflow: {text}", KVFlowWarning, stacklevel=2)
+        except KVFlowWarning:
+            _logger.warning("kvflow: %s", text)
+
+    def _first(self, text: str) -> bool:
+        with self._lock:
+            if text in self._said:
+                return False
+            self._said.add(text)
+            return True

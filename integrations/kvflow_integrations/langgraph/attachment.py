@@ -1,0 +1,196 @@
+"""A compiled graph and its tracked copy.
+
+The user's graph is never changed: the copy shares everything with it except its class
+(a subclass with two methods overridden) and its nodes' runnables.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import types
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from langgraph.constants import START
+from langgraph.pregel import Pregel
+from langgraph.pregel._loop import PregelLoop
+from langgraph.types import Command
+
+from kvflow_integrations.adapter import Notices, Patches
+from kvflow_sdk.client import Client, usable_client
+from kvflow_sdk.context import surround
+from kvflow_sdk.run import Run
+
+from . import calls
+from .topology import Topology, read_topology
+from .tracking import TrackedNode, Tracker, hook_tick
+
+__all__ = ["Attachment", "TrackedGraph", "attach", "release"]
+
+MAX_PAUSED = 256
+"""Interrupted runs of one graph that wait for an answer; the oldest is given up."""
+
+_patches = Patches()
+_users = 0
+_users_lock = threading.Lock()
+
+
+class Attachment:
+    """What belongs to one wrapped graph."""
+
+    def __init__(
+        self,
+        original: Pregel[Any, Any, Any, Any],
+        client: Client | None,
+        name: str | None,
+    ) -> None:
+        self.original = original
+        self.topology: Topology = read_topology(original, name)
+        self.notices = Notices()
+        self._client = client
+        self._lock = threading.Lock()
+        self._paused: dict[str, tuple[Run, bool]] = {}
+        self.released = False
+
+    def start_run(self, thread: str | None, goes_on: bool) -> tuple[Run | None, bool]:
+        """The run of a new invocation, and whether it goes on inside a superstep.
+
+        An invocation that answers an interrupt of `thread` goes on with its run. None
+        when KVFlow is off.
+        """
+        client = usable_client(self._client)
+        if client is None or self.released:
+            return None, False
+        with self._lock:
+            paused = self._paused.pop(thread, None) if thread is not None else None
+        if paused is not None:
+            if goes_on:
+                return paused
+            paused[0].finish()
+        try:
+            return client.start_run(self.topology.graph), False
+        except Exception as error:
+            self.count("start of a run", error)
+            return None, False
+
+    def park(self, thread: str | None, run: Run, inside: bool) -> None:
+        """`run` waits for an answer, `inside` a superstep or between two."""
+        if thread is None:
+            run.finish()
+            return
+        with self._lock:
+            given_up = [self._paused.pop(thread, None)]
+            if len(self._paused) >= MAX_PAUSED:
+                given_up.append(self._paused.pop(next(iter(self._paused))))
+            self._paused[thread] = (run, inside)
+        for entry in given_up:
+            if entry is not None:
+                entry[0].finish()
+
+    def count(self, what: str, error: BaseException) -> None:
+        client = usable_client(self._client)
+        if client is not None:
+            client.counters.error(what, error)
+
+    def tracker(self, input: Any, *configs: Mapping[str, Any] | None) -> Tracker:
+        thread = None
+        for config in configs:
+            thread = (config or {}).get("configurable", {}).get("thread_id", thread)
+        goes_on = input is None or isinstance(input, Command)
+        return Tracker(self, None if thread is None else str(thread), goes_on)
+
+
+class TrackedGraph(Pregel[Any, Any, Any, Any]):
+    """Mixed into the class of a wrapped graph.
+
+    Every way to run a graph (invoke, batch, events, as a node of another) ends in one
+    of the two methods.
+    """
+
+    _kvflow: Attachment
+
+    if not TYPE_CHECKING:  # the signatures stay those of the base class
+
+        @functools.wraps(Pregel.stream)
+        def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+            tracker = self._kvflow.tracker(input, self.config, config)
+            chunks = super().stream(input, config, **kwargs)
+
+            def body() -> Generator[Any, None, None]:
+                yield from chunks
+                tracker.complete()
+
+            return surround(body, lambda: tracker)()
+
+        @functools.wraps(Pregel.astream)
+        def astream(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+            tracker = self._kvflow.tracker(input, self.config, config)
+            chunks = super().astream(input, config, **kwargs)
+
+            async def body() -> AsyncGenerator[Any, None]:
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        yield chunk
+                tracker.complete()
+
+            return surround(body, lambda: tracker)()
+
+    def copy(self, update: dict[str, Any] | None = None) -> Any:
+        made = super().copy(update)
+        made._kvflow = self._kvflow
+        return made
+
+
+@functools.cache
+def _tracked_class(kind: type[Any]) -> type[Any]:
+    def name_it(namespace: dict[str, Any]) -> None:
+        namespace.update(
+            __module__=kind.__module__,
+            __qualname__=kind.__qualname__,
+            __doc__=kind.__doc__,
+        )
+
+    return types.new_class(kind.__name__, (TrackedGraph, kind), exec_body=name_it)
+
+
+def attach(attachment: Attachment) -> Any:
+    """The tracked copy of ``attachment.original``."""
+    global _users
+    original = attachment.original
+    kind = _tracked_class(type(original))
+    tracked = object.__new__(kind)
+    tracked.__dict__.update(vars(original))
+    tracked.nodes = {
+        name: _track(name, node, attachment)
+        for name, node in original.nodes.items()
+    }
+    tracked._kvflow = attachment
+    with _users_lock:
+        if _users == 0:
+            _patches.set(PregelLoop, "tick", hook_tick(PregelLoop.tick))
+            calls.install(_patches)
+        _users += 1
+    return tracked
+
+
+def release(attachment: Attachment) -> None:
+    """The tracked copy runs untracked from now on; the last one takes the patches."""
+    global _users
+    with _users_lock:
+        if attachment.released:
+            return
+        attachment.released = True
+        _users -= 1
+        if _users == 0:
+            _patches.undo()
+
+
+def _track(name: str, node: Any, attachment: Attachment) -> Any:
+    tracked = copy.copy(node)
+    if name != START and tracked.node is not None:
+        # Overrides the cached property, and with it nothing else of the node.
+        tracked.__dict__["node"] = TrackedNode(tracked.node, name, attachment)
+    return tracked

@@ -1,0 +1,83 @@
+"""Tags the LLM calls that a node makes, whichever OpenAI client they go through.
+
+`langchain_openai` and most others end in `openai.OpenAI` or `openai.AsyncOpenAI`, so
+their `_prepare_options` is patched: it is called once per attempt, knows the base URL,
+and is the same for plain, streaming, raw and structured calls in openai 2.8 and 3.x.
+Only calls inside a tracked node that go to a server known as KVFlow are touched, and
+only by one header. Clients of `kvflow_sdk.openai` tag themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from kvflow_integrations.adapter import Patches
+from kvflow_sdk.client import call_headers
+from kvflow_sdk.context import current
+from kvflow_sdk.wire import HEADER
+
+__all__ = ["install"]
+
+_TAGGED = ("/completions", "/responses")
+"""Endpoints that run a model on a prompt."""
+
+
+def install(patches: Patches) -> None:
+    """Patch the openai client classes, if there are any to patch."""
+    try:
+        import openai
+
+        from kvflow_sdk import openai as own
+    except ImportError:
+        return
+    themselves = (own.OpenAI, own.AsyncOpenAI)
+    patches.set(
+        openai.OpenAI,
+        "_prepare_options",
+        _tagging(openai.OpenAI._prepare_options, themselves),
+    )
+    patches.set(
+        openai.AsyncOpenAI,
+        "_prepare_options",
+        _tagging_async(openai.AsyncOpenAI._prepare_options, themselves),
+    )
+
+
+def _tagging(
+    prepare: Callable[[Any, Any], Any], themselves: tuple[type, ...]
+) -> Callable[[Any, Any], Any]:
+    @functools.wraps(prepare)
+    def tagging(client: Any, options: Any) -> Any:
+        return _tag(client, prepare(client, options), themselves)
+
+    return tagging
+
+
+def _tagging_async(
+    prepare: Callable[[Any, Any], Awaitable[Any]], themselves: tuple[type, ...]
+) -> Callable[[Any, Any], Awaitable[Any]]:
+    @functools.wraps(prepare)
+    async def tagging(client: Any, options: Any) -> Any:
+        return _tag(client, await prepare(client, options), themselves)
+
+    return tagging
+
+
+def _tag(client: Any, options: Any, themselves: tuple[type, ...]) -> Any:
+    if (
+        current() is None
+        or isinstance(client, themselves)
+        or options.method.lower() != "post"
+        or not options.url.endswith(_TAGGED)
+    ):
+        return options
+    # Not given at all when the caller passed no headers.
+    theirs = options.headers if isinstance(options.headers, Mapping) else {}
+    if any(name.lower() == HEADER for name in theirs):
+        return options
+    ours = call_headers(str(client.base_url))
+    if ours:
+        options.headers = {**theirs, **ours}
+    return options
