@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from types import MappingProxyType
+from dataclasses import asdict, dataclass, field, fields
 
-__all__ = ["DEFAULT_DIMS", "DEFAULT_SYSTEMS", "Settings", "parse_dims"]
+from kvflow_server.emulated.tiny import TinyDims
+
+__all__ = ["DEFAULT_SYSTEMS", "Settings", "parse_dims"]
 
 DEFAULT_SYSTEMS = ("ideal", "recompute", "hicache", "kvflow-evict", "kvflow")
-
-DEFAULT_DIMS: Mapping[str, int] = MappingProxyType(
-    {"hidden_size": 512, "layers": 8, "heads": 8, "kv_heads": 8}
-)
-"""32 KiB of KV per token in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +32,7 @@ class Settings:
     warm_runs: int = 1
     """Whole workflows that are run before measuring, and not counted."""
     systems: tuple[str, ...] = DEFAULT_SYSTEMS
-    model_dims: Mapping[str, int] = field(default_factory=lambda: DEFAULT_DIMS)
+    model_dims: TinyDims = field(default_factory=TinyDims)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,26 +71,30 @@ class Settings:
         """Plain values for the JSON report, the derived sizes included."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         plain["systems"] = list(self.systems)
-        plain["model_dims"] = dict(self.model_dims)
+        plain["model_dims"] = asdict(self.model_dims)
         return plain | {
             "pool_tokens": self.pool_tokens,
             "ideal_pool_tokens": self.everything_tokens,
         }
 
 
-def parse_dims(text: str) -> dict[str, int]:
-    """``"hidden_size=512,layers=8"`` as a dict over `DEFAULT_DIMS`.
+def parse_dims(text: str) -> TinyDims:
+    """``"hidden=512,layers=8"``: what is not named keeps its default.
 
     Raises `ValueError` naming the part that is wrong.
     """
-    dims = dict(DEFAULT_DIMS)
+    known = {item.name for item in fields(TinyDims)}
+    dims: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
-        if name not in dims:
+        if name not in known:
             raise ValueError(
-                f"--model-dims: {name!r} is unknown, use {', '.join(dims)}"
+                f"--model-dims: {name!r} is unknown, use {', '.join(sorted(known))}"
             )
-        if not value.isdecimal() or int(value) < 1:
-            raise ValueError(f"--model-dims: {part!r} is not NAME=POSITIVE_NUMBER")
+        if not value.isdecimal():
+            raise ValueError(f"--model-dims: {part!r} is not NAME=NUMBER")
         dims[name] = int(value)
-    return dims
+    try:
+        return TinyDims(**dims)
+    except ValueError as error:
+        raise ValueError(f"--model-dims: {error}") from error

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvflow_server.bench.settings import Settings, parse_dims
+from kvflow_server.emulated.tiny import TinyDims
 
 
 def test_the_defaults_hold_less_than_half_of_the_fixed_prompts() -> None:
@@ -47,15 +48,12 @@ def test_the_report_carries_the_derived_sizes() -> None:
 
 
 def test_dims_override_the_defaults_one_by_one() -> None:
-    assert parse_dims("layers=2, hidden_size=64") == {
-        "hidden_size": 64,
-        "layers": 2,
-        "heads": 8,
-        "kv_heads": 8,
-    }
+    assert parse_dims("layers=2, hidden=64") == TinyDims(layers=2, hidden=64)
 
 
-@pytest.mark.parametrize("text", ["depth=3", "layers", "layers=-1", "layers=0"])
+@pytest.mark.parametrize(
+    "text", ["depth=3", "layers", "layers=-1", "layers=0", "hidden=100"]
+)
 def test_a_bad_dimension_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match=text.partition("=")[0]):
+    with pytest.raises(ValueError, match=f"--model-dims.*{text.partition('=')[0]}"):
         parse_dims(text)

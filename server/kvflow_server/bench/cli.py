@@ -1,0 +1,143 @@
+"""``kvflow bench``: experiments on real servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .settings import DEFAULT_SYSTEMS, Settings, parse_dims
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Measure KVFlow against stock SGLang, on servers of its own.",
+    no_args_is_help=True,
+)
+
+JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the report here.")]
+
+
+@app.command()
+def single(
+    agents: Annotated[int, typer.Option(help="Agents, one after the other.")] = 10,
+    fixed: Annotated[int, typer.Option(help="Tokens of a fixed prompt.")] = 1024,
+    dynamic: Annotated[int, typer.Option(help="New tokens after it, each run.")] = 32,
+    output: Annotated[int, typer.Option(help="Tokens that a call generates.")] = 16,
+    pool_ratio: Annotated[
+        float, typer.Option(help="Device pool over all fixed prompts.")
+    ] = 0.47,
+    pcie_gbps: Annotated[
+        float, typer.Option(help="Emulated bus, GB/s each way.")
+    ] = 0.1,
+    runs: Annotated[int, typer.Option(help="Measured workflows per system.")] = 7,
+    warm_runs: Annotated[int, typer.Option(help="Workflows run before those.")] = 1,
+    systems: Annotated[
+        str, typer.Option(help="Comma-separated; see `kvflow bench systems`.")
+    ] = ",".join(DEFAULT_SYSTEMS),
+    model_dims: Annotated[
+        str, typer.Option(help="Of the random model: hidden=512,layers=8,...")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    json_path: JsonPath = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG here.")] = None,
+) -> None:
+    """The paper's single workflow: sequential agents, a pool too small for them.
+
+    Ratios are medians over paired runs: the systems take turns, workflow by workflow.
+    """
+    from .systems import SYSTEMS
+
+    names = tuple(name.strip() for name in systems.split(",") if name.strip())
+    for name in names:
+        if name not in SYSTEMS:
+            raise typer.BadParameter(
+                f"{name!r} is unknown, use {', '.join(SYSTEMS)}", param_hint="--systems"
+            )
+    try:
+        settings = Settings(
+            agents=agents,
+            fixed=fixed,
+            dynamic=dynamic,
+            output=output,
+            pool_ratio=pool_ratio,
+            pcie_gbps=pcie_gbps,
+            runs=runs,
+            warm_runs=warm_runs,
+            systems=names,
+            model_dims=parse_dims(model_dims),
+            seed=seed,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    _single(settings, json_path, plot)
+
+
+def _single(settings: Settings, json_path: Path | None, plot: Path | None) -> None:
+    from kvflow_server.edge.launcher import ServerError
+
+    from .report import EMULATED, build_report, show, write_json
+    from .single import measure
+
+    console = Console()
+    try:
+        results, counters = measure(settings, console)
+    except ServerError as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+    show(console, results, counters, emulated=True)
+    report = build_report(settings, results, counters, emulated=True)
+    if json_path is not None:
+        write_json(report, json_path)
+        console.print(f"Report: {json_path}")
+    if plot is not None:
+        from .plot import save_bars
+        from .results import summarise
+
+        save_bars(
+            plot,
+            {name: [run.seconds for run in runs] for name, runs in results.items()},
+            {name: summarise(runs)["tokens"] for name, runs in results.items()},
+            title=f"{settings.agents} agents, fixed/dynamic/output "
+            f"{settings.fixed}/{settings.dynamic}/{settings.output}, pool "
+            f"{settings.pool_tokens} tokens, {settings.pcie_gbps:g} GB/s",
+            note=EMULATED,
+        )
+        console.print(f"Plot: {plot}")
+
+
+@app.command()
+def systems() -> None:
+    """List the systems that an experiment can compare."""
+    from .systems import SYSTEMS
+
+    for system in SYSTEMS.values():
+        typer.echo(f"{system.name:14} {system.about}")
+
+
+@app.command()
+def graph(
+    nodes: Annotated[int, typer.Option(help="Nodes of the graph.")] = 2000,
+    edges: Annotated[int, typer.Option(help="Edges of the graph.")] = 8000,
+    repeats: Annotated[int, typer.Option(help="Computations to time.")] = 50,
+    json_path: JsonPath = None,
+) -> None:
+    """Time steps-to-execution on a random graph with loops and barriers."""
+    from .graph import measure
+
+    if not 1 <= nodes <= edges or repeats < 1:
+        raise typer.BadParameter("need 1 <= nodes <= edges and repeats >= 1")
+    timing = measure(nodes, edges, repeats)
+    spread = timing.compute_ms
+    typer.echo(
+        f"{timing.nodes} nodes, {timing.edges} edges, {timing.reached:.0f} reached: "
+        f"median {spread.median:.2f} ms, {spread.min:.2f} .. {spread.max:.2f} ms "
+        f"over {spread.n}; graph built in {timing.build_ms:.0f} ms"
+    )
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(dataclasses.asdict(timing), indent=2) + "\n")

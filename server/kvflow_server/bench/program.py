@@ -1,0 +1,62 @@
+"""What the SDK does for a program that runs its agents one after the other.
+
+The graph, the run and the step stream are the SDK's own, so a server is told what a
+user's program would tell it, and no sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from kvflow_sdk.client import Client
+from kvflow_sdk.graph import AgentStepGraph
+from kvflow_sdk.wire import FixedMark, to_envelope
+
+__all__ = ["Hints", "Program", "SilentProgram", "Step"]
+
+Hints = dict[str, Any] | None
+"""The ``kv_hints`` of a call."""
+
+Step = Callable[[str], AbstractContextManager[Hints]]
+"""Around the call of the named agent."""
+
+
+class SilentProgram:
+    """A program that knows nothing of KVFlow."""
+
+    @contextmanager
+    def workflow(self) -> Iterator[Step]:
+        """Around one run of all agents."""
+        yield lambda agent: nullcontext()
+
+    def close(self) -> None:
+        """The program ends."""
+
+
+class Program(SilentProgram):
+    """A client of the server at `url`, with the first `fixed` tokens marked."""
+
+    def __init__(self, url: str, agents: Sequence[str], fixed: int) -> None:
+        self._graph = AgentStepGraph.sequence(agents)
+        self._mark = FixedMark(tokens=fixed)
+        self._client = Client(url, name="bench")
+
+    @contextmanager
+    def workflow(self) -> Iterator[Step]:
+        run = self._client.start_run(self._graph)
+
+        @contextmanager
+        def step(agent: str) -> Iterator[Hints]:
+            run.start(agent)
+            yield to_envelope([run.snapshot(agent=agent, fixed=self._mark)])
+            run.end(agent)
+
+        try:
+            yield step
+        finally:
+            run.finish()
+
+    def close(self) -> None:
+        self._client.close()

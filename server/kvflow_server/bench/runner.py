@@ -1,0 +1,109 @@
+"""Running the workflow against one server, as a program with the SDK would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from .program import Program, SilentProgram
+from .results import Call, Workflow
+from .workload import Workload
+
+__all__ = ["Runner"]
+
+TIMEOUT_S = 120.0
+
+
+class Runner:
+    """One client of one server.
+
+    `hints` tells whether the client speaks KVFlow; a context manager.
+    """
+
+    def __init__(self, url: str, workload: Workload, *, hints: bool) -> None:
+        self._workload = workload
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        self._program: SilentProgram = (
+            Program(url, workload.agents, workload.settings.fixed)
+            if hints
+            else SilentProgram()
+        )
+        self.hints = hints
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._program.close()
+        self._http.close()
+
+    def warm_up(self, agent: int) -> None:
+        """Serve the fixed prompt alone until it is certainly backed up."""
+        prompt = self._workload.fixed(agent)
+        for _ in range(3):
+            self._generate(prompt, output=1, hints=None)
+
+    def run(self, index: int) -> Workflow:
+        """All agents once, one after the other; `index` chooses the suffixes."""
+        agents = self._workload.agents
+        prompts = [self._workload.prompt(n, index) for n in range(len(agents))]
+        calls = []
+        start = time.perf_counter()
+        with self._program.workflow() as step:
+            for name, prompt in zip(agents, prompts, strict=True):
+                with step(name) as hints:
+                    calls.append(self._call(name, prompt, hints))
+        return Workflow(time.perf_counter() - start, tuple(calls))
+
+    def counters(self) -> dict[str, float]:
+        """The server's own counters; empty where KVFlow is not on."""
+        if not self.hints:
+            return {}
+        reply = self._http.get("/kvflow/v1/state").raise_for_status()
+        counters: Mapping[str, float] = reply.json()["counters"]
+        return dict(counters)
+
+    def _call(self, agent: str, prompt: list[int], hints: object) -> Call:
+        start = time.perf_counter()
+        reply = self._generate(
+            prompt, output=self._workload.settings.output, hints=hints
+        )
+        seconds = time.perf_counter() - start
+        meta = reply["meta_info"]
+        cached = meta.get("cached_tokens_details") or {}
+        return Call(
+            agent=agent,
+            output=tuple(reply["output_ids"]),
+            logprobs=tuple(entry[0] for entry in meta["output_token_logprobs"]),
+            prompt=meta["prompt_tokens"],
+            device=cached.get("device", 0),
+            host=cached.get("host", 0),
+            seconds=seconds,
+        )
+
+    def _generate(
+        self, prompt: list[int], *, output: int, hints: object
+    ) -> dict[str, Any]:
+        body: dict[str, object] = {
+            "input_ids": prompt,
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": output,
+                "ignore_eos": True,
+            },
+            "return_logprob": True,
+        }
+        if hints is not None:
+            body["kv_hints"] = hints
+        reply = self._http.post("/generate", json=body).raise_for_status()
+        answer: dict[str, Any] = reply.json()
+        return answer

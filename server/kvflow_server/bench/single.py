@@ -1,0 +1,122 @@
+"""The single-workflow experiment: every system in a server of its own, taking turns."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
+
+from .results import Workflow
+from .runner import Runner
+from .settings import Settings
+from .systems import SYSTEMS, start
+from .workload import Workload
+
+__all__ = ["measure", "rotated"]
+
+T = TypeVar("T")
+Counters = dict[str, dict[str, float]]
+
+
+def measure(
+    settings: Settings, console: Console
+) -> tuple[dict[str, list[Workflow]], Counters]:
+    """The measured workflows of each system, and its server's counters per workflow.
+
+    Starts the servers, and ends them on the way out: by Ctrl-C and SIGTERM, too.
+    """
+    workload = Workload(
+        settings,
+        vocabulary=settings.model_dims.vocab,
+        first_token=len(SPECIAL_TOKENS),
+    )
+    model = str(tiny_model(settings.model_dims))
+    with _terminable(), ExitStack() as stack, _progress(console) as progress:
+        runners: dict[str, Runner] = {}
+        for name in _tracked(progress, "starting", settings.systems):
+            system = SYSTEMS[name]
+            server = stack.enter_context(start(system, settings, model))
+            runner = Runner(server.url, workload, hints=system.hints)
+            runners[name] = stack.enter_context(runner)
+        for name in _tracked(progress, "warming up", settings.systems):
+            for agent in range(settings.agents):
+                runners[name].warm_up(agent)
+        _take_turns(progress, "settling", runners, range(settings.warm_runs))
+        before = {name: runner.counters() for name, runner in runners.items()}
+        last = settings.warm_runs + settings.runs
+        indices = range(settings.warm_runs, last)
+        results = _take_turns(progress, "measuring", runners, indices)
+        return results, {
+            name: {
+                key: (value - before[name].get(key, 0)) / settings.runs
+                for key, value in runner.counters().items()
+            }
+            for name, runner in runners.items()
+        }
+
+
+def rotated(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
+    """`names`, beginning with another one each turn: none always follows another."""
+    shift = turn % len(names)
+    return names[shift:] + names[:shift]
+
+
+def _take_turns(
+    progress: Progress, what: str, runners: dict[str, Runner], indices: range
+) -> dict[str, list[Workflow]]:
+    results: dict[str, list[Workflow]] = {name: [] for name in runners}
+    turns = [
+        (index, name) for index in indices for name in rotated(tuple(runners), index)
+    ]
+    for index, name in _tracked(progress, what, turns):
+        results[name].append(runners[name].run(index))
+    return results
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that no server is left over."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _tracked(progress: Progress, what: str, items: Sequence[T]) -> Iterator[T]:
+    """Yield `items`, showing which one is worked on."""
+    task = progress.add_task(what, total=len(items))
+    for item in items:
+        label = item if isinstance(item, str) else item[-1]  # type: ignore[index]
+        progress.update(task, description=f"{what} {label}")
+        yield item
+        progress.advance(task)
+    progress.update(task, description=what)

@@ -1,0 +1,94 @@
+"""The systems that are compared, as the flags of their servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvflow_server.edge.launcher import ServerProcess
+
+from .settings import Settings
+
+__all__ = ["SYSTEMS", "System", "server_args", "start"]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One way to serve the same requests."""
+
+    name: str
+    about: str
+    flags: tuple[str, ...]
+    """What it adds to the flags that all systems share."""
+    host: bool = True
+    """It has a host pool, large enough for all that is ever computed."""
+    evicts: bool = True
+    """Its device pool is the small one."""
+    hints: bool = False
+    """Its client sends metadata."""
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System(
+            "ideal",
+            "stock SGLang, a device pool that never evicts: the ceiling",
+            ("--kvflow-stock", "--no-hicache"),
+            host=False,
+            evicts=False,
+        ),
+        System(
+            "recompute",
+            "stock SGLang, device only: what was evicted is computed again",
+            ("--kvflow-stock", "--no-hicache"),
+            host=False,
+        ),
+        System(
+            "hicache",
+            "stock SGLang with HiCache: LRU, loads on demand",
+            ("--kvflow-stock",),
+        ),
+        System(
+            "kvflow-silent",
+            "KVFlow chosen, no metadata sent: must equal hicache",
+            ("--kvflow-mode", "full"),
+        ),
+        System(
+            "kvflow-evict",
+            "KVFlow's eviction, no prefetch",
+            ("--kvflow-mode", "evict"),
+            hints=True,
+        ),
+        System(
+            "kvflow",
+            "KVFlow",
+            ("--kvflow-mode", "full"),
+            hints=True,
+        ),
+    )
+}
+
+
+def server_args(system: System, settings: Settings, model: str) -> list[str]:
+    """The arguments of `kvflow serve` for `system`."""
+    pool = settings.pool_tokens if system.evicts else settings.everything_tokens
+    args = [
+        *system.flags,
+        *("--model-path", model),
+        *("--max-total-tokens", str(pool)),
+        *("--random-seed", "0"),
+        "--sleep-on-idle",
+    ]
+    if system.host:
+        # Written through, so that the host holds everything and only the order of
+        # eviction on the device is compared.
+        ratio = settings.everything_tokens / pool + 0.5
+        args += ["--hicache-ratio", f"{ratio:.3f}"]
+        args += ["--hicache-write-policy", "write_through"]
+        args += ["--emulated-pcie-gbps", str(settings.pcie_gbps)]
+    return args
+
+
+def start(system: System, settings: Settings, model: str) -> ServerProcess:
+    """A server for `system`, not started yet."""
+    return ServerProcess(server_args(system, settings, model))
