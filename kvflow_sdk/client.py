@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from . import context, wire
-from .config import Config, origin_of, server_root
+from .config import Config, is_openai, origin_of, server_root
 from .run import Run
 from .stream import Counters, Stream
 
@@ -30,7 +30,7 @@ __all__ = ["Client", "call_headers", "default_client", "usable_client"]
 MAX_SERVERS = 64
 """Servers whose answer to the probe is remembered."""
 UNANSWERED_TTL = 10.0
-"""Seconds after which a server that is not (yet) KVFlow may be asked again."""
+"""Seconds after which a server that gave no answer may be asked again."""
 
 _BY_ID: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
 _counters = Counters()
@@ -82,8 +82,13 @@ class Client:
         return Run(graph, client=self.id, listener=listener)
 
     def configure(self, base_url: str, *, api_key: str | None = None) -> None:
-        """`base_url` is a KVFlow server: the user said so. Raises `ConfigError`."""
+        """`base_url` is a KVFlow server: the user said so. Raises `ConfigError`.
+
+        Ignored for the OpenAI company's own server.
+        """
         origin = origin_of(base_url)
+        if is_openai(origin):
+            return
         own = self.config.server
         if own is not None and self.config.api_key and origin == origin_of(own):
             api_key = self.config.api_key
@@ -101,7 +106,7 @@ class Client:
         origin = origin_of(base_url)
         if origin in self._configured:
             return True
-        if self.config.disable:
+        if self.config.disable or is_openai(origin):
             return False
         now = time.monotonic()
         with self._lock:
@@ -160,15 +165,15 @@ class _Told:
         self._origin = origin
         self._root = server_root(base_url)
 
-    def __call__(self, is_kvflow: bool) -> None:
+    def __call__(self, is_kvflow: bool | None) -> None:
         client = self._client()
         if client is None:
             return
-        ttl = client.config.probe_ttl if is_kvflow else UNANSWERED_TTL
+        ttl = UNANSWERED_TTL if is_kvflow is None else client.config.probe_ttl
         with client._lock:
             if self._origin in client._configured:
                 return
-            answer = _Answer(is_kvflow, time.monotonic() + ttl)
+            answer = _Answer(bool(is_kvflow), time.monotonic() + ttl)
             client._answers[self._origin] = answer
         if is_kvflow:
             client._stream.add(self._origin, self._root)

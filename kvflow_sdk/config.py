@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from .errors import ConfigError
 
-__all__ = ["Config", "origin_of", "server_root"]
+__all__ = ["Config", "is_openai", "origin_of", "server_root"]
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -109,6 +109,13 @@ def origin_of(url: str) -> str:
         if ":" in host
         else (f"{parts.scheme}://{host}:{port}")
     )
+
+
+def is_openai(origin: str) -> bool:
+    """Whether `origin` is the OpenAI company's: where calls go when nobody named a
+    server. No KVFlow there, and no need to ask."""
+    host = origin.partition("://")[2].rpartition(":")[0]
+    return host == "api.openai.com" or host.endswith(".api.openai.com")
 
 
 def server_root(url: str) -> str:

@@ -57,18 +57,13 @@ class AsyncOpenAI(openai.AsyncOpenAI):
 def _introduce(client: OpenAI | AsyncOpenAI) -> None:
     """Whoever points a KVFlow class at a server says that it is KVFlow."""
     ours = usable_client()
-    if ours is None or _is_openai(client):
+    if ours is None:
         return
     try:
         ours.configure(str(client.base_url), api_key=_key(client))
     except Exception as error:
         # openai accepts any base URL and fails in the call; so does this.
         ours.counters.error("base URL of a client", error)
-
-
-def _is_openai(client: OpenAI | AsyncOpenAI) -> bool:
-    """Where calls go when nobody named a server; no KVFlow there."""
-    return client.base_url.host.endswith("api.openai.com")
 
 
 def _tag(
@@ -78,7 +73,6 @@ def _tag(
         current() is None
         or options.method.lower() != "post"
         or not options.url.endswith(_TAGGED)
-        or _is_openai(client)
     ):
         return options
     ours = call_headers(str(client.base_url), configured=True, api_key=_key(client))

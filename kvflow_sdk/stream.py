@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import wire
 from .config import Config
@@ -133,7 +133,7 @@ class Stream:
     def _reset(self) -> None:
         self._changed = threading.Condition()
         self._targets: dict[str, Target] = {}
-        self._probes: dict[str, Callable[[bool], None]] = {}
+        self._probes: dict[str, Callable[[bool | None], None]] = {}
         self._thread: threading.Thread | None = None
         self._busy = False
         self._closed = False
@@ -160,8 +160,11 @@ class Stream:
         if lost:
             self.counters.add("steps.dropped", lost)
 
-    def probe(self, root: str, tell: Callable[[bool], None]) -> None:
-        """Ask, in the background, whether `root` is KVFlow, and `tell` the answer."""
+    def probe(self, root: str, tell: Callable[[bool | None], None]) -> None:
+        """Ask, in the background, whether `root` is KVFlow, and `tell` the answer.
+
+        None when it gave none, now.
+        """
         with self._changed:
             if not self._closed:
                 self._probes[root] = tell
@@ -290,19 +293,31 @@ class Stream:
                 detail,
             )
 
-    def _ask(self, root: str, tell: Callable[[bool], None], http: httpx.Client) -> None:
+    def _ask(
+        self, root: str, tell: Callable[[bool | None], None], http: httpx.Client
+    ) -> None:
         """Neither identity nor key goes along: this may be anybody's server."""
         import httpx
 
         self.counters.add("probes")
-        answer: Any = None
+        is_kvflow: bool | None = None
         try:
             with http.stream("GET", root + wire.CAPABILITIES_PATH) as response:
                 if response.status_code == 200:
-                    answer = json.loads(next(response.iter_bytes(MAX_ANSWER), b"null"))
-        except (httpx.HTTPError, ValueError, RecursionError):
-            answer = None
-        tell(wire.speaks_kvflow(answer))
+                    text = next(response.iter_bytes(MAX_ANSWER), b"")
+                    is_kvflow = wire.speaks_kvflow(_json(text))
+                elif response.status_code in _NOT_KVFLOW | _NOT_ALLOWED:
+                    is_kvflow = False
+        except httpx.HTTPError as error:
+            log.debug("kvflow: no answer from %s (%s)", root, error)
+        tell(is_kvflow)
+
+
+def _json(text: bytes) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()

@@ -131,22 +131,22 @@ class _Envelope(msgspec.Struct, kw_only=True):
 
 
 def capabilities() -> dict[str, Any]:
-    """What a KVFlow server answers to ``GET CAPABILITIES_PATH``."""
+    """What a KVFlow server answers, at least, to ``GET CAPABILITIES_PATH``."""
     return {
+        "server": "kvflow",
         "protocol_version": PROTOCOL_VERSION,
-        "action_type": ACTION_TYPE,
         "action_version": ACTION_VERSION,
+        "header": HEADER,
     }
 
 
 def speaks_kvflow(obj: object) -> bool:
     """Whether `obj`, the decoded answer of a probe, is that of a usable server."""
-    if not isinstance(obj, Mapping) or obj.get("action_type") != ACTION_TYPE:
+    if not isinstance(obj, Mapping) or obj.get("server") != "kvflow":
         return False
     try:
-        for field, known in capabilities().items():
-            if field != "action_type":
-                _check_version(str(obj.get(field)), known, field)
+        for field in ("protocol_version", "action_version"):
+            _check_version(str(obj.get(field)), capabilities()[field], field)
     except WireError:
         return False
     return True

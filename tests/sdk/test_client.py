@@ -153,6 +153,14 @@ def test_asking_does_not_wait_for_the_answer(server: Loopback) -> None:
         assert client.knows(server.url)
 
 
+def test_openai_itself_is_not_asked() -> None:
+    with kvflow.Client() as client:
+        assert not client.knows("https://api.openai.com/v1")
+        client.configure("https://api.openai.com/v1")
+        assert not client.knows("https://api.openai.com/v1")
+        assert client.counters["probes"] == 0
+
+
 def test_number_of_remembered_servers_is_bounded(dead_url: str) -> None:
     with kvflow.Client() as client:
         for port in range(1, client_module.MAX_SERVERS * 2):

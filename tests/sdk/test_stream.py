@@ -201,12 +201,12 @@ def test_close_does_not_wait_longer_than_it_may(server: Loopback, start: Start) 
 def test_probe_tells_a_kvflow_server_from_another(
     server: Loopback, plain_server: Loopback, dead_url: str, start: Start
 ) -> None:
-    answers: dict[str, bool] = {}
+    answers: dict[str, bool | None] = {}
     stream = start(server.root, api_key="sk-1")
     for root in (server.root, plain_server.root, dead_url):
         stream.probe(root, lambda answer, root=root: answers.update({root: answer}))
     assert stream.flush(10)
-    assert answers == {server.root: True, plain_server.root: False, dead_url: False}
+    assert answers == {server.root: True, plain_server.root: False, dead_url: None}
     (request,) = server.at(wire.CAPABILITIES_PATH)
     assert "authorization" not in request.headers
 

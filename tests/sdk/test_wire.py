@@ -131,7 +131,7 @@ def test_messages_have_unique_ids() -> None:
         (wire.capabilities(), True),
         ({**wire.capabilities(), "protocol_version": "1.7", "more": 1}, True),
         ({**wire.capabilities(), "protocol_version": "2"}, False),
-        ({**wire.capabilities(), "action_type": "other"}, False),
+        ({**wire.capabilities(), "server": "other"}, False),
         ({"status": "ok"}, False),
         ({"error": {"message": "not found"}}, False),
         ("kvflow", False),
