@@ -1,0 +1,245 @@
+"""The cache: SGLang's `UnifiedRadixCache` with fixed prompts, prefetch and joins.
+
+Thin overrides only. What a node is worth is `policy.priority`; who holds what is
+`PromptRegistry`; what is in flight is `LoadTracker`; which piece comes next is
+`Prefetcher`.
+
+A tagged request writes its path in pieces, so that the end of its fixed prompt and
+every piece of it are nodes of their own::
+
+    [0, c1) [c1, c2) … [cn, b)   fixed, backed up to host memory at once
+    [b, end)                     dynamic suffix, owned by (client, run, agent)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import (
+    InitLoadBackParams,
+    InsertParams,
+    InsertResult,
+)
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from kvflow_sdk.wire import StepUpdate
+from kvflow_server.policy.steps import Outcome, StepTable
+
+from .component import KVFlowFullComponent
+from .config import EngineConfig, Mode
+from .counters import Counters, DroppedMetadata
+from .hints import RequestTag, record_outcome, tag_of
+from .loads import LoadTracker
+from .prefetching import Prefetcher
+from .prompts import PromptRegistry
+from .tree import KVFlowTreeCore, state_of
+
+__all__ = ["KVFlowCache"]
+
+logger = logging.getLogger(__name__)
+
+
+class KVFlowCache(UnifiedRadixCache):
+    """`UnifiedRadixCache` that understands agent workflows."""
+
+    tree_core: KVFlowTreeCore
+
+    def __init__(self, params: Any, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig.from_env()
+        self.table = StepTable(self.config.steps)
+        self.counters = Counters()
+        self.dropped = DroppedMetadata()
+        self.starved = False
+        """The last scheduler pass had requests waiting and nothing to run."""
+        self.passes = 0
+        self._writing: RequestTag | None = None
+        self._attached = False
+        params.component_registry_override = {
+            **(params.component_registry_override or {}),
+            ComponentType.FULL: KVFlowFullComponent,
+        }
+        super().__init__(params)
+        self.loads = LoadTracker(self)
+        self.prompts = PromptRegistry(self.tree_core, self.config.prompts_per_agent)
+        self.prefetcher = Prefetcher(self)
+        if self.config.mode is not Mode.OFF:
+            self.tree_core.use_workflow_order(self.table)
+            self.tree_core.suffix_backup_hits = self.config.suffix_backup_hits
+        self._attached = True
+
+    @property
+    def full_component(self) -> KVFlowFullComponent:
+        component: KVFlowFullComponent = self.components[ComponentType.FULL]
+        return component
+
+    def init_hicache(self, server_args: Any, params: Any) -> None:
+        """Attach host memory, with an event slot for every copy KVFlow may start."""
+        super().init_hicache(server_args, params)
+        from sglang.srt.managers.cache_controller import LayerLoadingEvent
+
+        counter = self.cache_controller.layer_done_counter
+        # One more than the planner may use, for the load of a skipped request.
+        for _ in range(self.config.prefetch.max_inflight + 1):
+            counter.events.append(LayerLoadingEvent(counter.num_layers))
+        counter.num_counters = len(counter.events)
+
+    def apply_update(self, update: StepUpdate) -> Outcome:
+        """Take in one step update, in band or out of band."""
+        outcome = self.table.apply(update, time.monotonic())
+        record_outcome(self, update, outcome)
+        return outcome
+
+    def expire(self) -> None:
+        """End the leases that have run out."""
+        for client in self.table.expire(time.monotonic()):
+            self.prompts.drop_client(client)
+            self.prefetcher.drop_client(client)
+        self.prompts.forget_dead()
+
+    # Writing: the boundary becomes a node, the suffix gets its owner.
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        if self.loads.active and self._crosses_a_load(req, up_to):
+            # The insert would free this request's own slots and adopt slots that are
+            # still being written.
+            self.counters.deferred_checkpoints += 1
+            return
+        tag = None if self.config.mode is Mode.OFF else tag_of(req)
+        self._writing = tag
+        try:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        finally:
+            self._writing = None
+        if tag is not None and not self.disable:
+            self._label_path(req, tag)
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        tag = self._writing
+        if tag is None or self.disable:
+            return super().insert(params)
+        done = 0
+        boundary = self._boundary(tag)
+        cuts = self._cuts(boundary, len(params.key))
+        for cut in self.tree_core.missing_boundaries(params.key, cuts):
+            super().insert(_up_to(params, cut, done))
+            done = cut
+        self.tree_core.writing_suffix = len(params.key) > boundary
+        try:
+            return super().insert(_past(params, done))
+        finally:
+            self.tree_core.writing_suffix = False
+
+    def _boundary(self, tag: RequestTag) -> int:
+        return tag.fixed_tokens // self.page_size * self.page_size
+
+    def _cuts(self, boundary: int, length: int) -> list[int]:
+        """Where nodes must end, ascending; no piece much smaller than the others."""
+        piece = max(self.config.prefetch.piece_tokens, self.page_size)
+        piece = piece // self.page_size * self.page_size
+        cuts = list(range(piece, boundary - piece // 2, piece))
+        return [cut for cut in [*cuts, boundary] if 0 < cut <= length]
+
+    def _label_path(self, req: Any, tag: RequestTag) -> None:
+        """Hang the prompt on the node that ends it, and own what lies below."""
+        node = self.tree_core.find_node(req.last_node)
+        if node is None:
+            return
+        boundary = self._boundary(tag)
+        end = self.tree_core.depth_of(node)
+        for step in self.tree_core.path_to_root(node):
+            if end <= boundary:
+                break
+            if not state_of(step).handles:
+                state_of(step).owner = tag.owner
+            end -= len(step.key)
+        else:
+            return
+        if end == boundary:
+            if tag.digest is None:
+                tag.digest = _digest(req, boundary)
+            self.prompts.record(
+                tag.owner.client, tag.owner.agent, tag.digest, boundary, step
+            )
+
+    def _crosses_a_load(self, req: Any, up_to: int) -> bool:
+        key = RadixKey(
+            req.full_untruncated_fill_ids[:up_to],
+            req.extra_key,
+            is_bigram=self.tree_core.is_eagle,
+            cache_salt=req.cache_salt,
+        ).page_aligned(self.page_size)
+        return any(state_of(n).load for n in self.tree_core.walk(key))
+
+    # Loading: what is LOADING is joined or left alone, never read early.
+
+    def path_of(self, req: Any) -> Iterator[Any]:
+        """The nodes of a queued request's matched prefix, deepest first."""
+        node = self.tree_core.find_node(req.best_match_node)
+        return iter(()) if node is None else self.tree_core.path_to_root(node)
+
+    def missing_on_device(self, node: Any) -> list[Any]:
+        """The nodes from `node` up that are only in host memory, deepest first."""
+        missing = []
+        for step in self.tree_core.path_to_root(node):
+            if not step.evicted:
+                break
+            if not step.backuped:
+                return []
+            missing.append(step)
+        return missing
+
+    def init_load_back(self, params: InitLoadBackParams) -> Any:
+        loaded = super().init_load_back(params)
+        if loaded is not None:
+            self.counters.load_on_demand_tokens += loaded[0]
+        return loaded
+
+    def ready_to_load_host_cache(self) -> int:
+        producer: int = super().ready_to_load_host_cache()
+        joined = self.loads.take_join()
+        # A load queued by this very batch is newer than any it joins.
+        return joined if producer < 0 and joined is not None else producer
+
+    def loading_check(self, finish_count: int | None = None) -> None:
+        super().loading_check(finish_count)
+        self.loads.reap(self.ongoing_load_back)
+
+    def _reset_full(self) -> None:
+        if self._attached:
+            # Handles point into the tree that goes now; what clients said stays.
+            self.prompts.clear()
+            self.loads.clear()
+            self.prefetcher.clear()
+        super()._reset_full()
+
+    def check_integrity(self) -> None:
+        """KVFlow's own invariants. SGLang's are `sanity_check()`."""
+        self.table.check_integrity()
+        self.tree_core.check_integrity()
+
+
+def _up_to(params: InsertParams, cut: int, done: int) -> InsertParams:
+    """The insert of [0, cut), of which [0, done) is in the tree already."""
+    return replace(_past(params, done), key=params.key[:cut], value=params.value[:cut])
+
+
+def _past(params: InsertParams, done: int) -> InsertParams:
+    """The same insert, with [0, done) owned by the tree: neither freed as duplicate
+    slots nor counted as a second use."""
+    if not done:
+        return params
+    return replace(
+        params,
+        prev_prefix_len=max(params.prev_prefix_len, done),
+        inserted_len=max(params.inserted_len, done),
+    )
+
+
+def _digest(req: Any, boundary: int) -> int:
+    return hash((bytes(req.origin_input_ids[:boundary]), req.extra_key, req.cache_salt))

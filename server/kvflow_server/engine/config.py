@@ -1,0 +1,112 @@
+"""Settings of the engine, read once per process from ``KVFLOW_*``.
+
+`kvflow serve` sets these variables from its flags; they reach SGLang's child processes
+by inheritance, so SGLang's own command line stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+
+from kvflow_server.policy.prefetch import PrefetchLimits
+from kvflow_server.policy.steps import StepLimits
+
+__all__ = ["EngineConfig", "EngineConfigError", "Mode"]
+
+
+class EngineConfigError(ValueError):
+    """A ``KVFLOW_*`` variable has a value that cannot be used."""
+
+
+class Mode(Enum):
+    """How much of KVFlow is on, for ablations."""
+
+    OFF = "off"
+    """Metadata is taken in and reported; eviction order is SGLang's LRU."""
+    EVICT = "evict"
+    """Workflow-aware eviction, no prefetch."""
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that can be set about the engine."""
+
+    mode: Mode = Mode.FULL
+    prefetch: PrefetchLimits = field(default_factory=PrefetchLimits)
+    steps: StepLimits = field(default_factory=StepLimits)
+    max_skips: int = 256
+    """Scheduler passes a request may be passed over while its prefix loads."""
+    prompts_per_agent: int = 8
+    suffix_backup_hits: int = 2
+    """A dynamic suffix is backed up to host memory once it has been used this often;
+    1 backs up everything at once, as SGLang's write-through does."""
+    debug: bool = False
+    """Run the invariant checks after every scheduler pass that changed something."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> EngineConfig:
+        """Raises `EngineConfigError` naming the variable and what it accepts."""
+        env = os.environ if env is None else env
+        prefetch = PrefetchLimits(
+            horizon=_integer(env, "KVFLOW_PREFETCH_HORIZON", 1, low=0, high=64),
+            max_inflight=_integer(env, "KVFLOW_PREFETCH_INFLIGHT", 2, low=1, high=8),
+            piece_tokens=_integer(
+                env, "KVFLOW_PREFETCH_PIECE_TOKENS", 512, low=16, high=1 << 20
+            ),
+        )
+        return cls(
+            mode=_mode(env.get("KVFLOW_MODE", Mode.FULL.value)),
+            prefetch=prefetch,
+            steps=StepLimits(
+                lease_s=_integer(env, "KVFLOW_LEASE_S", 600, low=1, high=1 << 24)
+            ),
+            max_skips=_integer(env, "KVFLOW_MAX_SKIPS", 256, low=0, high=1 << 20),
+            suffix_backup_hits=_integer(
+                env, "KVFLOW_SUFFIX_BACKUP_HITS", 2, low=1, high=1 << 20
+            ),
+            debug=_integer(env, "KVFLOW_DEBUG", 0, low=0, high=1) == 1,
+        )
+
+    def describe(self) -> dict[str, object]:
+        """The settings as plain JSON values, for the state report."""
+        flat: dict[str, object] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Enum):
+                flat[item.name] = value.value
+            elif isinstance(value, PrefetchLimits | StepLimits):
+                flat[item.name] = {
+                    inner.name: getattr(value, inner.name) for inner in fields(value)
+                }
+            else:
+                flat[item.name] = value
+        return flat
+
+
+def _mode(text: str) -> Mode:
+    try:
+        return Mode(text)
+    except ValueError:
+        known = ", ".join(mode.value for mode in Mode)
+        raise EngineConfigError(f"KVFLOW_MODE={text!r}: use one of {known}") from None
+
+
+def _integer(
+    env: Mapping[str, str], name: str, default: int, *, low: int, high: int
+) -> int:
+    text = env.get(name)
+    if text is None or not text.strip():
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise EngineConfigError(
+            f"{name}={text!r}: use a whole number from {low} to {high}"
+        )
+    return value

@@ -1,0 +1,90 @@
+"""From a request's ``kv_hints`` to the tag that the cache and the scheduler read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvflow_sdk.errors import WireError
+from kvflow_sdk.wire import ACTION_TYPE, StepUpdate, parse_envelope
+from kvflow_server.policy.priority import Owner
+from kvflow_server.policy.steps import Outcome
+
+if TYPE_CHECKING:
+    from .cache import KVFlowCache
+
+__all__ = ["RequestTag", "read_request_hints", "tag_of"]
+
+
+@dataclass(slots=True)
+class RequestTag:
+    """Who makes a call, and where its fixed prompt ends."""
+
+    owner: Owner
+    fixed_tokens: int
+    """0: nothing is known to be fixed."""
+    digest: int | None = None
+    """Of the fixed prompt's tokens and namespace; set at the first insert."""
+
+
+def tag_of(req: Any) -> RequestTag | None:
+    """The request's tag; None for a request that KVFlow knows nothing about."""
+    tag: RequestTag | None = getattr(req, "kvflow_tag", None)
+    return tag
+
+
+def read_request_hints(cache: KVFlowCache, req: Any) -> None:
+    """Apply the step updates that came with a request, and tag it.
+
+    Never raises: metadata that cannot be used is dropped, counted and logged once, and
+    the call is served as SGLang would.
+    """
+    hints = getattr(req, "kv_hints", None)
+    if hints is None or all(a.action_type != ACTION_TYPE for a in hints.actions):
+        return
+    try:
+        updates = parse_envelope(hints)
+    except WireError as error:
+        cache.dropped.record(_reason(error), str(error))
+        return
+    for update in updates:
+        cache.apply_update(update)
+        if update.agent is not None:
+            req.kvflow_tag = RequestTag(
+                owner=Owner(update.client, update.run, update.agent),
+                fixed_tokens=_fixed_tokens(cache, req, update),
+            )
+            cache.counters.tagged_requests += 1
+
+
+def _fixed_tokens(cache: KVFlowCache, req: Any, update: StepUpdate) -> int:
+    tokens = update.fixed.tokens if update.fixed is not None else None
+    if tokens is None:
+        return 0
+    prompt = len(req.origin_input_ids)
+    if tokens > prompt:
+        cache.dropped.record(
+            "fixed",
+            f"fixed: the mark of agent {update.agent!r} stands at token {tokens}, "
+            f"past the end of its prompt of {prompt}",
+        )
+        return 0
+    return tokens
+
+
+def _reason(error: WireError) -> str:
+    """The field without the key in it: a bounded set of names."""
+    return error.field.partition("[")[0]
+
+
+def record_outcome(cache: KVFlowCache, update: StepUpdate, outcome: Outcome) -> None:
+    """Count what became of an update."""
+    if outcome is Outcome.OVER_CAP:
+        cache.dropped.record(
+            "cap",
+            f"client {update.client[:8]}… exceeds a bound of {cache.table.limits}",
+        )
+    elif outcome is Outcome.STALE:
+        cache.counters.step_updates_stale += 1
+    else:
+        cache.counters.step_updates += 1

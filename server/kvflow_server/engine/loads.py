@@ -1,0 +1,117 @@
+"""Host-to-device copies that KVFlow starts, and who may read what they write.
+
+SGLang sets a node's device value when a copy is queued and does not say that it is
+still in flight (write-through mode), so a request admitted early would read garbage.
+Here every node of such a copy is stamped LOADING until SGLang acknowledges the copy or
+a batch joins it, that is, waits for it layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .tree import LoadOperation, state_of
+
+if TYPE_CHECKING:
+    from .cache import KVFlowCache
+
+__all__ = ["LoadTracker"]
+
+
+class LoadTracker:
+    """The copies in flight of one cache. All calls come from the scheduler thread."""
+
+    def __init__(self, cache: KVFlowCache) -> None:
+        self._cache = cache
+        self._operations: list[LoadOperation] = []
+        self._join: LoadOperation | None = None
+        self.demand: dict[str, int] = {}
+        """rid -> node id of what a skipped request waits for; started by the next
+        planner pass, so that nothing merges with the scheduler's own operation."""
+        self.completed = 0
+        """Copies acknowledged so far."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any node is LOADING."""
+        return bool(self._operations)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._operations)
+
+    def start(self, node: Any) -> LoadOperation | None:
+        """Copy `node` and its missing ancestors to the device.
+
+        None if SGLang refuses: no room, too few tokens, or no free event slot.
+        """
+        controller = self._cache.cache_controller
+        slots = controller.layer_done_counter.num_counters - _STOCK_PRODUCERS
+        if controller.load_queue or len(controller.ack_load_queue) >= slots:
+            return None
+        missing = self._cache.missing_on_device(node)
+        if not missing or not self._cache.load_back(node.id):
+            return None
+        tokens = sum(len(step.key) for step in missing)
+        operation = LoadOperation(node.id, controller.start_loading(), tokens)
+        for step in missing:
+            state_of(step).load = operation
+        self._operations.append(operation)
+        return operation
+
+    def reap(self, unacknowledged: Iterable[int]) -> None:
+        """Forget the copies that SGLang no longer lists as under way."""
+        if not self._operations:
+            return
+        anchors = set(unacknowledged)
+        for operation in [o for o in self._operations if o.anchor not in anchors]:
+            self._settle(operation)
+            self.completed += 1
+
+    def on_path(self, path: Iterable[Any]) -> list[LoadOperation]:
+        """The copies that the nodes of `path` wait for, each once."""
+        found = {id(o): o for n in path if (o := state_of(n).load) is not None}
+        return list(found.values())
+
+    def join(self, operations: Iterable[LoadOperation]) -> None:
+        """Let the batch being built wait for `operations` layer by layer.
+
+        Copies run on one FIFO stream, so waiting for the newest covers the others.
+        """
+        for operation in operations:
+            position = self._operations.index(operation)
+            if self._join is None or position > self._operations.index(self._join):
+                self._join = operation
+
+    def take_join(self) -> int | None:
+        """The event index that the batch must wait on, once; None if it joins none.
+
+        From here on later batches are ordered behind this one, so the copies up to
+        the joined one are no longer LOADING.
+        """
+        if self._join is None:
+            return None
+        last = self._operations.index(self._join)
+        producer = self._join.producer
+        self._join = None
+        for operation in self._operations[: last + 1]:
+            self._settle(operation)
+        return producer
+
+    def clear(self) -> None:
+        self._operations.clear()
+        self._join = None
+        self.demand.clear()
+
+    def _settle(self, operation: LoadOperation) -> None:
+        self._operations.remove(operation)
+        tree = self._cache.tree_core
+        node = tree.find_node(operation.anchor)
+        for step in tree.path_to_root(node) if node is not None else ():
+            if state_of(step).load is operation:
+                state_of(step).load = None
+
+
+_STOCK_PRODUCERS = 3
+"""Event slots that SGLang's own on-demand loads need (`LayerDoneCounter`)."""

@@ -1,0 +1,132 @@
+"""Status-aware admission inside SGLang's scheduler (`policy.admission` decides)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+from kvflow_server.policy.admission import PathStatus, Verdict, decide
+
+from .cache import KVFlowCache
+from .config import Mode
+from .hints import read_request_hints, tag_of
+
+__all__ = ["KVFlowPrefillAdder", "after_pass", "tag_request"]
+
+_EXPIRE_EVERY = 1024
+"""Scheduler passes between two looks at the leases."""
+
+
+class KVFlowPrefillAdder(PrefillAdder):
+    """`PrefillAdder` that looks at where a request's prefix stands first."""
+
+    tree_cache: KVFlowCache
+
+    def add_one_req(
+        self, req: Any, has_chunked_req: bool, truncation_align_size: int | None
+    ) -> AddReqResult:
+        cache = self.tree_cache
+        path = list(cache.path_of(req))
+        operations = cache.loads.on_path(path) if cache.loads.active else []
+        verdict = self._decide(req, operations)
+        if verdict in (Verdict.SKIP, Verdict.LOAD_AND_SKIP):
+            return self._skip(req, load=verdict is Verdict.LOAD_AND_SKIP)
+        if verdict in (Verdict.RECOMPUTE, Verdict.JOIN_AND_RECOMPUTE):
+            cache.counters.recompute_tokens += req.host_hit_length
+            req.host_hit_length = 0
+            req.best_match_node = req.last_node
+        result = super().add_one_req(req, has_chunked_req, truncation_align_size)
+        if self.can_run_list and self.can_run_list[-1] is req:
+            cache.prefetcher.note_use(iter(path))
+            if operations:
+                cache.counters.late_join_tokens += _loading_tokens(path)
+                cache.loads.join(operations)
+        return result
+
+    def _decide(self, req: Any, operations: list[Any]) -> Verdict:
+        cache = self.tree_cache
+        if cache.config.mode is not Mode.FULL:
+            return Verdict.ADMIT
+        worth_loading = req.host_hit_length >= cache.load_back_threshold
+        if not operations and not worth_loading:
+            return Verdict.ADMIT
+        status = PathStatus(
+            loading=sum(operation.tokens for operation in operations),
+            backed_up=req.host_hit_length if worth_loading else 0,
+        )
+        return decide(
+            status,
+            other_ready=self._other_ready(),
+            room=self.rem_total_tokens > status.backed_up,
+            skips=getattr(req, "kvflow_skips", 0),
+            limit=cache.config.max_skips,
+        )
+
+    def _other_ready(self) -> bool:
+        """Whether the device has something to do besides this request.
+
+        A request further back in the queue may be ready too. That is known only when
+        a pass has ended with nothing to run (`after_pass`), unless there is none.
+        """
+        if self.can_run_list:
+            return True
+        if self.running_batch is not None and self.running_batch.reqs:
+            return True
+        return self.waiting_queue_len > 1 and not self.tree_cache.starved
+
+    def _skip(self, req: Any, *, load: bool) -> AddReqResult:
+        cache = self.tree_cache
+        req.kvflow_skips = getattr(req, "kvflow_skips", 0) + 1
+        cache.counters.skipped_passes += 1
+        if load:
+            cache.loads.demand[req.rid] = req.best_match_node
+        return AddReqResult.CONTINUE
+
+
+def tag_request(req: Any, scheduler: Any) -> None:
+    """AFTER `Scheduler._create_generation_req`: read the request's metadata."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, KVFlowCache):
+        read_request_hints(cache, req)
+
+
+def after_pass(plan: Any, scheduler: Any) -> None:
+    """AFTER `Scheduler.get_next_batch_to_run`: start what the next passes will need.
+
+    Runs on idle passes too, after the batch's own load was submitted and its slots
+    allocated, before it is launched.
+    """
+    cache = scheduler.tree_cache
+    if not isinstance(cache, KVFlowCache) or cache.cache_controller is None:
+        return
+    running = plan.running_batch.reqs
+    cache.starved = (
+        plan.batch_to_run is None and not running and bool(scheduler.waiting_queue)
+    )
+    cache.passes += 1
+    if cache.passes % _EXPIRE_EVERY == 0:
+        cache.expire()
+    batch = plan.batch_to_run.reqs if plan.batch_to_run is not None else ()
+    active = [*running, *batch, *scheduler.waiting_queue]
+    cache.prefetcher.run(_agents(active), _decode_reserve(scheduler, running, batch))
+    if cache.config.debug:
+        cache.check_integrity()
+
+
+def _agents(requests: list[Any]) -> set[tuple[str, str]]:
+    tags = (tag_of(req) for req in requests)
+    return {(tag.owner.client, tag.owner.agent) for tag in tags if tag is not None}
+
+
+def _decode_reserve(scheduler: Any, running: Any, batch: Any) -> int:
+    """Tokens that running requests may still write, by SGLang's own estimate."""
+    left = sum(
+        max(0, req.sampling_params.max_new_tokens - len(req.output_ids))
+        for req in (*running, *batch)
+    )
+    return int(left * scheduler.new_token_ratio_tracker.current)
+
+
+def _loading_tokens(path: list[Any]) -> int:
+    return sum(len(node.key) for node in path if node.kvflow.load is not None)

@@ -1,0 +1,242 @@
+"""The StepTable: who runs next, for every client and run that told us.
+
+Envelopes go in, steps-to-execution come out. An agent's steps are the minimum over
+its client's live runs (PAPER.md: several workflows on one node take the minimum). An
+agent that no live run will reach again is *retained*: the table then says in how many
+steps a next run would reach it, learnt from the first snapshot of the last run.
+
+Pure bookkeeping: the caller passes the time, every bound is a number, and nothing here
+knows what a KV cache is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvflow_sdk.wire import StepUpdate
+
+__all__ = ["Outcome", "StepLimits", "StepTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Bounds of a `StepTable`."""
+
+    clients: int = 1024
+    runs_per_client: int = 1024
+    agents_per_client: int = 8192
+    """Distinct agent names that one client's live runs may mention together."""
+    tombstones_per_client: int = 1024
+    lease_s: float = 600.0
+    """A client, run or tombstone unheard of for this long is forgotten."""
+
+
+class Outcome(Enum):
+    """What became of an update."""
+
+    APPLIED = "applied"
+    STALE = "stale"
+    """An older or equal `seq`, or a run that has ended: the steps were ignored."""
+    OVER_CAP = "over_cap"
+    """A bound of `StepLimits` would be exceeded: nothing was changed."""
+
+
+@dataclass(slots=True)
+class _Run:
+    seq: int
+    seen: float
+    steps: dict[str, int] = field(default_factory=dict)
+    likelihood: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def remaining(self) -> int:
+        """Steps until this run has reached its farthest agent."""
+        return max(self.steps.values(), default=0)
+
+
+@dataclass(slots=True)
+class _Client:
+    seen: float
+    runs: dict[str, _Run] = field(default_factory=dict)
+    ended: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    """Tombstones: a late snapshot must not bring an ended run back."""
+    nearest: dict[str, dict[int, int]] = field(default_factory=dict)
+    """agent -> {steps: number of live runs that say so}."""
+    entry: dict[str, int] = field(default_factory=dict)
+    """Steps of every agent in the first snapshot of the last run that started."""
+    started: int = 0
+    """Runs seen so far; from the second on, the client is known to come back."""
+
+
+class StepTable:
+    """Steps-to-execution of every (client, agent). Not thread-safe."""
+
+    def __init__(self, limits: StepLimits | None = None) -> None:
+        self.limits = limits or StepLimits()
+        self.version = 0
+        """Grows with every change; equal versions mean equal answers."""
+        self._clients: dict[str, _Client] = {}
+
+    def apply(self, update: StepUpdate, now: float) -> Outcome:
+        """Take in one snapshot. O(agents in it). `now` is in seconds."""
+        client = self._clients.get(update.client)
+        if client is None:
+            if len(self._clients) >= self.limits.clients:
+                return Outcome.OVER_CAP
+            client = _Client(seen=now)
+        if update.run in client.ended:
+            return Outcome.STALE
+        run = client.runs.get(update.run)
+        if run is not None and update.seq <= run.seq and not update.final:
+            run.seen = client.seen = now
+            return Outcome.STALE
+        if not update.final and self._exceeds(client, run, update):
+            return Outcome.OVER_CAP
+        self._clients[update.client] = client
+        client.seen = now
+        if update.final:
+            self._end_run(client, update.run, now)
+        else:
+            self._set_run(client, update, now)
+        self.version += 1
+        return Outcome.APPLIED
+
+    def steps(self, client: str, agent: str) -> int | None:
+        """Steps of the nearest live run of `client` that will reach `agent`."""
+        entry = self._clients.get(client)
+        counts = entry.nearest.get(agent) if entry is not None else None
+        return min(counts) if counts else None
+
+    def steps_of_next_run(self, client: str, agent: str) -> int | None:
+        """Steps until a run that is still to come reaches `agent`.
+
+        What the nearest live run has left, plus the agent's place in the last run's
+        first snapshot. None while the client is unknown, has only ever started one
+        run, or never mentioned the agent at a run's start.
+        """
+        entry = self._clients.get(client)
+        if entry is None or entry.started < 2 or agent not in entry.entry:
+            return None
+        left = min((run.remaining for run in entry.runs.values()), default=0)
+        return left + entry.entry[agent]
+
+    def likelihood(self, client: str, agent: str) -> float | None:
+        """How likely the likeliest live run goes on to `agent`; None is unknown."""
+        entry = self._clients.get(client)
+        runs = entry.runs.values() if entry is not None else ()
+        return max(
+            (run.likelihood[agent] for run in runs if agent in run.likelihood),
+            default=None,
+        )
+
+    def knows(self, client: str) -> bool:
+        """Whether the client's lease still runs."""
+        return client in self._clients
+
+    def run_is_live(self, client: str, run: str) -> bool:
+        entry = self._clients.get(client)
+        return entry is not None and run in entry.runs
+
+    def is_executing(self, client: str, run: str, agent: str) -> bool:
+        """Whether `agent` executes in that very run."""
+        entry = self._clients.get(client)
+        live = entry.runs.get(run) if entry is not None else None
+        return live is not None and live.steps.get(agent) == 0
+
+    def expire(self, now: float) -> list[str]:
+        """Forget what has been silent for a lease; returns the clients dropped."""
+        horizon = now - self.limits.lease_s
+        dropped = [name for name, c in self._clients.items() if c.seen < horizon]
+        for name in dropped:
+            del self._clients[name]
+        changed = bool(dropped)
+        for client in self._clients.values():
+            for name in [n for n, run in client.runs.items() if run.seen < horizon]:
+                self._drop_run(client, name)
+                changed = True
+            while client.ended and next(iter(client.ended.values())) < horizon:
+                client.ended.popitem(last=False)
+        self.version += changed
+        return dropped
+
+    def clear(self) -> None:
+        self._clients.clear()
+        self.version += 1
+
+    def clients(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def runs(self, client: str) -> Mapping[str, Mapping[str, int]]:
+        """run -> steps, of the client's live runs."""
+        entry = self._clients.get(client)
+        return {} if entry is None else {n: r.steps for n, r in entry.runs.items()}
+
+    def counts(self) -> dict[str, int]:
+        """Sizes, for the state report and for leak tests."""
+        clients = self._clients.values()
+        return {
+            "clients": len(self._clients),
+            "runs": sum(len(c.runs) for c in clients),
+            "agents": sum(len(c.nearest) for c in clients),
+            "tombstones": sum(len(c.ended) for c in clients),
+        }
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the index agrees with the runs."""
+        for name, client in self._clients.items():
+            nearest: dict[str, dict[int, int]] = {}
+            for run in client.runs.values():
+                for agent, steps in run.steps.items():
+                    counts = nearest.setdefault(agent, {})
+                    counts[steps] = counts.get(steps, 0) + 1
+            assert nearest == client.nearest, f"step index of {name} is off"
+            assert not client.runs.keys() & client.ended.keys(), name
+
+    def _exceeds(self, client: _Client, run: _Run | None, update: StepUpdate) -> bool:
+        if run is None and len(client.runs) >= self.limits.runs_per_client:
+            return True
+        fresh = sum(1 for agent in update.steps or () if agent not in client.nearest)
+        return len(client.nearest) + fresh > self.limits.agents_per_client
+
+    def _set_run(self, client: _Client, update: StepUpdate, now: float) -> None:
+        run = client.runs.get(update.run)
+        if run is None:
+            run = client.runs[update.run] = _Run(seq=update.seq, seen=now)
+            client.started += 1
+            if update.steps:
+                client.entry = dict(update.steps)
+        run.seq = update.seq
+        run.seen = now
+        if update.steps is not None:
+            self._index(client, run.steps, -1)
+            run.steps = dict(update.steps)
+            self._index(client, run.steps, +1)
+            run.likelihood = {
+                agent: value
+                for agent, value in (update.likelihood or {}).items()
+                if agent in run.steps
+            }
+
+    def _end_run(self, client: _Client, name: str, now: float) -> None:
+        self._drop_run(client, name)
+        client.ended[name] = now
+        while len(client.ended) > self.limits.tombstones_per_client:
+            client.ended.popitem(last=False)
+
+    def _drop_run(self, client: _Client, name: str) -> None:
+        run = client.runs.pop(name, None)
+        if run is not None:
+            self._index(client, run.steps, -1)
+
+    @staticmethod
+    def _index(client: _Client, steps: Mapping[str, int], sign: int) -> None:
+        for agent, value in steps.items():
+            counts = client.nearest.setdefault(agent, {})
+            counts[value] = counts.get(value, 0) + sign
+            if not counts[value]:
+                del counts[value]
+            if not counts:
+                del client.nearest[agent]
