@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import secrets
 import zlib
@@ -293,8 +292,13 @@ def from_header(value: str) -> list[StepUpdate]:
 
 
 def _pack(update: StepUpdate) -> str:
-    text = json.dumps(to_envelope([update]), separators=(",", ":"))
-    return base64.urlsafe_b64encode(zlib.compress(text.encode("ascii"), 6)).decode()
+    try:
+        text = msgspec.json.encode(to_envelope([update]))
+    except UnicodeEncodeError as error:
+        raise WireError(
+            f"{HEADER}: a name is not Unicode text ({error})", field=HEADER
+        ) from error
+    return base64.urlsafe_b64encode(zlib.compress(text, 6)).decode()
 
 
 def _convert(obj: object, kind: type[_T]) -> _T:

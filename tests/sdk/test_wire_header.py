@@ -149,6 +149,11 @@ def test_names_that_fit_no_header_are_an_error_not_a_long_header() -> None:
         wire.to_header(wire.StepUpdate(client="c", run="r", seq=1, agent=noise))
 
 
+def test_name_that_is_no_text_is_an_error() -> None:
+    with pytest.raises(WireError, match="not Unicode"):
+        wire.to_header(wire.StepUpdate(client="c", run="r", seq=1, agent="\ud800"))
+
+
 def test_header_over_the_limit_is_refused_before_decoding() -> None:
     with pytest.raises(WireError) as caught:
         wire.from_header("A" * (wire.MAX_HEADER_BYTES + 1))
