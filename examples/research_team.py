@@ -17,7 +17,7 @@ and the one line that does is in `main`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -69,30 +69,26 @@ def verdict(state: State) -> str:
     return "writer" if revise else "compliance"
 
 
-def _node(agent: str, llm: BaseChatModel) -> Callable[[State], dict[str, Any]]:
-    system = SystemMessage(prompt(agent))
-
-    def work(state: State) -> dict[str, Any]:
-        notes = [
-            f"{name}: {state['notes'][name]}"
-            for name in READS[agent]
-            if name in state["notes"]
-        ]
-        task = HumanMessage("\n".join([f"Question: {state['question']}", *notes]))
-        answer = llm.invoke([system, task])
-        update: dict[str, Any] = {"notes": {agent: str(answer.content)}}
-        if agent == "reviewer":
-            update["reviews"] = state["reviews"] + 1
-        return update
-
-    return work
+def work(agent: str, llm: BaseChatModel, state: State) -> dict[str, Any]:
+    """What every node does: role, question and notes go in, a note comes out."""
+    notes = [
+        f"{name}: {state['notes'][name]}"
+        for name in READS[agent]
+        if name in state["notes"]
+    ]
+    task = "\n".join([f"Question: {state['question']}", *notes])
+    answer = llm.invoke([SystemMessage(prompt(agent)), HumanMessage(task)])
+    update: dict[str, Any] = {"notes": {agent: str(answer.content)}}
+    if agent == "reviewer":
+        update["reviews"] = state["reviews"] + 1
+    return update
 
 
 def build(llm: BaseChatModel) -> CompiledStateGraph[State, None, State, State]:
     """The compiled graph; every agent calls `llm`."""
     graph = StateGraph(State)
     for agent in AGENTS:
-        graph.add_node(agent, _node(agent, llm))
+        graph.add_node(agent, partial(work, agent, llm))
     graph.add_edge(START, "planner")
     graph.add_edge("planner", "economist")
     graph.add_edge("planner", "analyst")
@@ -109,12 +105,17 @@ def build(llm: BaseChatModel) -> CompiledStateGraph[State, None, State, State]:
 
 def main() -> None:
     from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
 
     import kvflow_sdk as kvflow
 
     url, question = sys.argv[1:]
     llm = ChatOpenAI(
-        model="default", base_url=url, api_key="none", temperature=0, max_tokens=64
+        model="default",
+        base_url=url,
+        api_key=SecretStr("none"),
+        temperature=0,
+        max_completion_tokens=64,
     )
     app = kvflow.wrap(build(llm))
     state = app.invoke({"question": question, "notes": {}, "reviews": 0})

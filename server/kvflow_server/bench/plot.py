@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["save_bars"]
 
@@ -26,27 +31,11 @@ def save_bars(
     import matplotlib as mpl
 
     mpl.use("Agg")
-    import statistics
-
     from matplotlib import pyplot as plt
 
-    names = list(seconds)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    medians = [statistics.median(seconds[name]) for name in names]
-    whiskers = [
-        [mid - min(seconds[name]) for name, mid in zip(names, medians, strict=True)],
-        [max(seconds[name]) - mid for name, mid in zip(names, medians, strict=True)],
-    ]
-    bars = left.bar(names, medians, yerr=whiskers, capsize=4, color="#3d5a80")
-    left.bar_label(bars, fmt="%.2f", padding=3, label_type="center", color="white")
-    left.set_ylabel("seconds per workflow")
-    base = [0.0] * len(names)
-    for kind, colour in _TOKEN_COLOURS.items():
-        counts = [tokens[name][kind] for name in names]
-        right.bar(names, counts, bottom=base, color=colour, label=kind)
-        base = [low + count for low, count in zip(base, counts, strict=True)]
-    right.set_ylabel("prompt tokens per workflow")
-    right.legend(loc="upper center", ncols=3, bbox_to_anchor=(0.5, 1.12), frameon=False)
+    _seconds(left, seconds)
+    _tokens(right, tokens)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="x", rotation=20)
@@ -55,3 +44,26 @@ def save_bars(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _seconds(axes: Axes, seconds: Mapping[str, Sequence[float]]) -> None:
+    medians = [statistics.median(runs) for runs in seconds.values()]
+    pairs = list(zip(seconds.values(), medians, strict=True))
+    below = [middle - min(runs) for runs, middle in pairs]
+    above = [max(runs) - middle for runs, middle in pairs]
+    bars = axes.bar(
+        list(seconds), medians, yerr=[below, above], capsize=4, color="#3d5a80"
+    )
+    axes.bar_label(bars, fmt="%.2f", label_type="center", color="white")
+    axes.set_ylabel("seconds per workflow")
+
+
+def _tokens(axes: Axes, tokens: Mapping[str, Mapping[str, float]]) -> None:
+    names = list(tokens)
+    base = [0.0] * len(names)
+    for kind, colour in _TOKEN_COLOURS.items():
+        counts = [tokens[name][kind] for name in names]
+        axes.bar(names, counts, bottom=base, color=colour, label=kind)
+        base = [low + count for low, count in zip(base, counts, strict=True)]
+    axes.set_ylabel("prompt tokens per workflow")
+    axes.legend(loc="upper center", ncols=3, bbox_to_anchor=(0.5, 1.12), frameon=False)
