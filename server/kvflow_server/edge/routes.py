@@ -18,13 +18,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from kvflow_sdk.errors import WireError
-from kvflow_sdk.wire import (
-    ACTION_VERSION,
-    HEADER,
-    MAX_INFLATED_BYTES,
-    PROTOCOL_VERSION,
-    parse_envelope,
-)
+from kvflow_sdk.wire import MAX_INFLATED_BYTES, capabilities, parse_envelope
+from kvflow_server.engine.access import is_active
 
 __all__ = ["add_routes"]
 
@@ -32,7 +27,8 @@ _STATE_TIMEOUT_S = 30.0
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add the routes to SGLang's app; they fall under its API keys like its own."""
+    """Add the routes to SGLang's app; they fall under its API keys like its own, but
+    for the capabilities (`engine.access`)."""
     router = APIRouter(prefix="/kvflow/v1")
     router.add_api_route("/capabilities", _capabilities, methods=["GET"])
     router.add_api_route("/steps", _steps, methods=["POST"])
@@ -41,27 +37,19 @@ def add_routes(app: FastAPI) -> None:
 
 
 async def _capabilities() -> JSONResponse:
-    if not _is_active():
+    if not is_active():
         return _not_active()
     try:
         release = version("kvflow")
     except PackageNotFoundError:
         release = "unknown"
-    return JSONResponse(
-        {
-            "server": "kvflow",
-            "version": release,
-            "protocol_version": PROTOCOL_VERSION,
-            "action_version": ACTION_VERSION,
-            "header": HEADER,
-        }
-    )
+    return JSONResponse({**capabilities(), "version": release})
 
 
 async def _steps(request: Request) -> Response:
     from kvflow_server.engine.messages import KVFlowStepsReq
 
-    if not _is_active():
+    if not is_active():
         return _not_active()
     try:
         updates = parse_envelope(await _json_body(request))
@@ -79,7 +67,7 @@ async def _state() -> JSONResponse:
     from kvflow_server.engine.messages import KVFlowStateReq
     from kvflow_server.engine.openai_hints import dropped
 
-    if not _is_active():
+    if not is_active():
         return _not_active()
     manager = _tokenizer_manager()
     manager.auto_create_handle_loop()
@@ -141,9 +129,3 @@ def _tokenizer_manager() -> Any:
     from sglang.srt.entrypoints.http_server import get_global_state
 
     return get_global_state().tokenizer_manager
-
-
-def _is_active() -> bool:
-    from sglang.srt.runtime_context import get_memory
-
-    return bool(get_memory().radix_cache_backend == "kvflow")

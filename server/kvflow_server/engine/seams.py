@@ -87,6 +87,12 @@ def _openai(name: str) -> Callable[..., Any]:
     return hook
 
 
+def _auth() -> Callable[..., Any]:
+    from .access import after_auth
+
+    return after_auth
+
+
 def _handlers() -> Callable[..., Any]:
     from .messages import add_handlers
 
@@ -149,6 +155,7 @@ HOOKS: tuple[Hook, ...] = (
         Role.HTTP,
         lambda: _openai("after_tokenize"),
     ),
+    Hook("sglang.srt.utils.auth.decide_request_auth", ("path",), Role.HTTP, _auth),
 )
 
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"

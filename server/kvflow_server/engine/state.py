@@ -17,7 +17,7 @@ __all__ = ["describe"]
 
 def describe(cache: KVFlowCache) -> dict[str, Any]:
     """What the scheduler knows and holds, as JSON values."""
-    return {
+    state = {
         "config": cache.config.describe(),
         "pool": {
             "tokens": int(cache.token_to_kv_pool_allocator.size),
@@ -30,6 +30,19 @@ def describe(cache: KVFlowCache) -> dict[str, Any]:
         "dropped_metadata": dict(cache.dropped.reasons),
         "sizes": {**cache.table.counts(), "prompts": len(cache.prompts)},
     }
+    if cache.config.debug:
+        state["integrity"] = _integrity(cache)
+    return state
+
+
+def _integrity(cache: KVFlowCache) -> str:
+    """What is wrong by SGLang's or KVFlow's own invariants, else "ok". O(tree)."""
+    try:
+        cache.sanity_check()
+        cache.check_integrity()
+    except AssertionError as error:
+        return str(error) or repr(error)
+    return "ok"
 
 
 def _known_clients(cache: KVFlowCache) -> list[str]:
