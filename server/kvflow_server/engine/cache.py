@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -110,18 +111,28 @@ class KVFlowCache(UnifiedRadixCache):
             # still being written.
             self.counters.deferred_checkpoints += 1
             return
-        tag = None if self.config.mode is Mode.OFF else tag_of(req)
+        tag = tag_of(req)
+        if tag is None or self.disable or self.config.mode is Mode.OFF:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+            return
+        if tag.digest is None:
+            tag.digest = _digest(req, self._boundary(tag))
+        with self.writing_as(tag):
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        self.label_path(req.last_node, tag)
+
+    @contextmanager
+    def writing_as(self, tag: RequestTag) -> Iterator[None]:
+        """Within the block, inserts are those of a request tagged so."""
         self._writing = tag
         try:
-            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+            yield
         finally:
             self._writing = None
-        if tag is not None and not self.disable:
-            self._label_path(req, tag)
 
     def insert(self, params: InsertParams) -> InsertResult:
         tag = self._writing
-        if tag is None or self.disable:
+        if tag is None:
             return super().insert(params)
         done = 0
         boundary = self._boundary(tag)
@@ -145,27 +156,24 @@ class KVFlowCache(UnifiedRadixCache):
         cuts = list(range(piece, boundary - piece // 2, piece))
         return [cut for cut in [*cuts, boundary] if 0 < cut <= length]
 
-    def _label_path(self, req: Any, tag: RequestTag) -> None:
-        """Hang the prompt on the node that ends it, and own what lies below."""
-        node = self.tree_core.find_node(req.last_node)
-        if node is None:
+    def label_path(self, node_id: int, tag: RequestTag) -> None:
+        """A tagged request's path ends at this node: hang its prompt on the node that
+        ends it, and own what lies below."""
+        node = self.tree_core.find_node(node_id)
+        if node is None or tag.digest is None:
             return
         boundary = self._boundary(tag)
         end = self.tree_core.depth_of(node)
         for step in self.tree_core.path_to_root(node):
+            if end == boundary:
+                self.prompts.record(
+                    tag.owner.client, tag.owner.agent, tag.digest, boundary, step
+                )
             if end <= boundary:
-                break
+                return
             if not state_of(step).handles:
                 state_of(step).owner = tag.owner
             end -= len(step.key)
-        else:
-            return
-        if end == boundary:
-            if tag.digest is None:
-                tag.digest = _digest(req, boundary)
-            self.prompts.record(
-                tag.owner.client, tag.owner.agent, tag.digest, boundary, step
-            )
 
     def _crosses_a_load(self, req: Any, up_to: int) -> bool:
         key = RadixKey(

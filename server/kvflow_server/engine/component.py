@@ -26,6 +26,7 @@ class KVFlowFullComponent(FullComponent):
     """`FullComponent` with an eviction ceiling and prefetch accounting."""
 
     _ceiling: EvictionKey | None = None
+    _evict_device_last_node: Any
 
     def __init__(self, cache: Any, params: Any) -> None:
         super().__init__(cache, params)

@@ -24,17 +24,17 @@ __all__ = [
 ]
 
 
-class KVFlowStepsReq(BaseReq, kw_only=True):
+class KVFlowStepsReq(BaseReq, kw_only=True):  # type: ignore[call-arg]
     """Step updates that came out of band; nothing is answered."""
 
     updates: list[StepUpdate]
 
 
-class KVFlowStateReq(BaseReq, kw_only=True):
+class KVFlowStateReq(BaseReq, kw_only=True):  # type: ignore[call-arg]
     """Asks a scheduler what it knows and holds."""
 
 
-class KVFlowStateReqOutput(BaseReq, kw_only=True):
+class KVFlowStateReqOutput(BaseReq, kw_only=True):  # type: ignore[call-arg]
     state: dict[str, Any]
     """JSON values; the shape of ``GET /kvflow/v1/state``."""
 

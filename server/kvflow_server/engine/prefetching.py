@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvflow_server.policy.prefetch import Candidate, Credit, rank_candidates
@@ -44,7 +44,12 @@ class Prefetcher:
         self._plan(busy, reserve)
         self._planned_at = self._stamp()
 
-    def note_use(self, path: Iterator[Any]) -> None:
+    def note_miss(self, client: str) -> None:
+        """A tagged request had to load on demand: a prefetch would have been used, so
+        this is how a throttled client earns its credit back."""
+        self._record(client, used=True)
+
+    def note_use(self, path: Iterable[Any]) -> None:
         """An admitted request uses these nodes: settle what was prefetched for it."""
         for node in path:
             state = state_of(node)

@@ -38,7 +38,10 @@ class KVFlowPrefillAdder(PrefillAdder):
             req.best_match_node = req.last_node
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         if self.can_run_list and self.can_run_list[-1] is req:
-            cache.prefetcher.note_use(iter(path))
+            cache.prefetcher.note_use(path)
+            tag = tag_of(req)
+            if tag is not None and req.host_loaded_length:
+                cache.prefetcher.note_miss(tag.owner.client)
             if operations:
                 cache.counters.late_join_tokens += _loading_tokens(path)
                 cache.loads.join(operations)

@@ -58,8 +58,7 @@ class Credit:
             self.window.popleft()
 
     def allows(self, limits: PrefetchLimits) -> bool:
-        """Full windows below the floor stop prefetching until the client's own
-        calls fill the window with used pieces again."""
+        """A full window below the floor stops prefetching for the client."""
         if len(self.window) < limits.credit_window:
             return True
         return sum(self.window) >= limits.credit_floor * len(self.window)

@@ -1,0 +1,57 @@
+"""The admission table of DESIGN.md, row by row, and what must hold of all rows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvflow_server.policy.admission import PathStatus, Verdict, decide
+
+IN_GPU = PathStatus(loading=0, backed_up=0)
+LOADING = PathStatus(loading=64, backed_up=0)
+BACKED_UP = PathStatus(loading=0, backed_up=64)
+BOTH = PathStatus(loading=64, backed_up=64)
+
+
+@pytest.mark.parametrize(
+    ("path", "other_ready", "room", "skips", "verdict"),
+    [
+        (IN_GPU, True, True, 0, Verdict.ADMIT),
+        (IN_GPU, False, False, 9, Verdict.ADMIT),
+        (LOADING, True, True, 0, Verdict.SKIP),
+        (LOADING, False, True, 0, Verdict.JOIN),
+        (BACKED_UP, True, True, 0, Verdict.LOAD_AND_SKIP),
+        (BACKED_UP, False, True, 0, Verdict.ADMIT),
+        (BACKED_UP, True, False, 0, Verdict.RECOMPUTE),
+        (BACKED_UP, False, False, 0, Verdict.RECOMPUTE),
+        (BOTH, True, True, 0, Verdict.LOAD_AND_SKIP),
+        (BOTH, True, False, 0, Verdict.SKIP),
+        (BOTH, False, True, 0, Verdict.JOIN),
+        (LOADING, True, True, 4, Verdict.JOIN),
+        (BACKED_UP, True, True, 4, Verdict.RECOMPUTE),
+        (BOTH, True, True, 4, Verdict.JOIN_AND_RECOMPUTE),
+    ],
+)
+def test_each_row_of_the_table(
+    path: PathStatus, other_ready: bool, room: bool, skips: int, verdict: Verdict
+) -> None:
+    assert decide(path, other_ready=other_ready, room=room, skips=skips, limit=4) is (
+        verdict
+    )
+
+
+_PATHS = st.builds(PathStatus, loading=st.integers(0, 9), backed_up=st.integers(0, 9))
+_SKIPPING = (Verdict.SKIP, Verdict.LOAD_AND_SKIP)
+_JOINING = (Verdict.JOIN, Verdict.JOIN_AND_RECOMPUTE)
+
+
+@given(_PATHS, st.booleans(), st.booleans(), st.integers(0, 9))
+def test_nothing_starves_and_nothing_reads_early(
+    path: PathStatus, other_ready: bool, room: bool, skips: int
+) -> None:
+    verdict = decide(path, other_ready=other_ready, room=room, skips=skips, limit=5)
+    if skips >= 5 or not other_ready:
+        assert verdict not in _SKIPPING, "skipped with nothing else to run, or for ever"
+    if path.loading:
+        assert verdict in (*_SKIPPING, *_JOINING), "admitted without waiting for a copy"
