@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -170,7 +171,7 @@ class _Said:
 
     def __init__(self, args: Sequence[str]) -> None:
         self._values: dict[str, str] = {}
-        for word, following in zip(args, [*args[1:], ""], strict=True):
+        for word, following in pairwise([*args, ""]):
             if word.startswith("--"):
                 name, equals, value = word.partition("=")
                 self._values[name] = value if equals else following
