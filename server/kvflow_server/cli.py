@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -138,6 +140,29 @@ def serve(
         raise typer.BadParameter(str(error)) from error
     console.print(_banner(plan, options))
     serving.launch(plan)
+
+
+@app.command(context_settings=_PASS_ON, options_metavar="[OPTIONS] [SGLANG FLAGS]")
+def doctor(
+    ctx: typer.Context,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as JSON.")
+    ] = False,
+) -> None:
+    """Check this installation: versions, SGLang's seams, what would be refused.
+
+    Give the SGLang flags you mean to serve with to learn whether KVFlow works with
+    them: kvflow doctor --tp-size 2. Exits with 1 when something is in the way.
+    """
+    from kvflow_server.edge.doctor import examine, show
+
+    with Console(stderr=True).status("Looking at SGLang (about 15 s) ..."):
+        report = examine(ctx.args)
+    if as_json:
+        typer.echo(json.dumps({**asdict(report), "ok": report.ok}, indent=2))
+    else:
+        show(report, Console())
+    raise typer.Exit(0 if report.ok else 1)
 
 
 def _default_model() -> Path:

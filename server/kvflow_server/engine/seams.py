@@ -27,6 +27,7 @@ __all__ = [
     "Seam",
     "check_seams",
     "refusals",
+    "sglang_version",
     "unapplied_hooks",
 ]
 

@@ -136,6 +136,12 @@ def _sglang() -> None:
 
 
 @pytest.fixture
+def builder() -> Callable[..., Harness]:
+    """`build`, for tests that release what they build."""
+    return build
+
+
+@pytest.fixture
 def make_harness() -> Iterator[Callable[..., Harness]]:
     made: list[Any] = []
 
