@@ -65,7 +65,7 @@ def _register_hooks(role: object) -> None:
     admit_types()
     for hook in HOOKS:
         if hook.role is role:
-            HookRegistry.register(hook.target, hook.load(), HookType.AFTER)
+            HookRegistry.register(hook.target, hook.load(), HookType(hook.when))
 
 
 def _extend_http_server() -> None:

@@ -58,7 +58,7 @@ class KVFlowCache(UnifiedRadixCache):
         self.dropped = DroppedMetadata()
         self.starved = False
         """The last scheduler pass had requests waiting and nothing to run."""
-        self.passes = 0
+        self._next_expiry = 0.0
         self._writing: RequestTag | None = None
         self._attached = False
         params.component_registry_override = {
@@ -96,9 +96,13 @@ class KVFlowCache(UnifiedRadixCache):
         record_outcome(self, update, outcome)
         return outcome
 
-    def expire(self) -> None:
-        """End the leases that have run out."""
-        for client in self.table.expire(time.monotonic()):
+    def expire_when_due(self) -> None:
+        """End the leases that have run out; looks ten times in a lease."""
+        now = time.monotonic()
+        if now < self._next_expiry:
+            return
+        self._next_expiry = now + self.config.steps.lease_s / 10
+        for client in self.table.expire(now):
             self.prompts.drop_client(client)
             self.prefetcher.drop_client(client)
         self.prompts.forget_dead()
@@ -217,6 +221,13 @@ class KVFlowCache(UnifiedRadixCache):
     def loading_check(self, finish_count: int | None = None) -> None:
         super().loading_check(finish_count)
         self.loads.reap(self.ongoing_load_back)
+
+    def drain_loads(self) -> None:
+        """Block until every copy to the device has ended and is acknowledged."""
+        if self.cache_controller is not None:
+            for ack in list(self.cache_controller.ack_load_queue):
+                ack.finish_event.synchronize()
+            self.loading_check()
 
     def _reset_full(self) -> None:
         if self._attached:

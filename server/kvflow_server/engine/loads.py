@@ -71,6 +71,8 @@ class LoadTracker:
 
     def on_path(self, path: Iterable[Any]) -> list[LoadOperation]:
         """The copies that the nodes of `path` wait for, each once."""
+        if not self._operations:
+            return []
         found = {id(o): o for n in path if (o := state_of(n).load) is not None}
         return list(found.values())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvflow_server.policy.prefetch import Candidate, Credit, rank_candidates
@@ -28,21 +28,23 @@ class Prefetcher:
         self._credit: dict[str, Credit] = {}
         self._planned_at: tuple[int, ...] = ()
 
-    def run(self, busy: Collection[tuple[str, str]], reserve: int) -> None:
-        """Start what this pass may start.
+    def run(
+        self,
+        busy: Callable[[], Collection[tuple[str, str]]],
+        reserve: Callable[[], int],
+    ) -> None:
+        """Start what this pass may start; asks only when there is something to plan.
 
-        `busy` are the (client, agent) whose requests are on the server already,
+        `busy` gives the (client, agent) whose requests are on the server already,
         `reserve` the tokens that running requests need to keep decoding.
         """
         self._settle_unused()
         self._start_demand()
         if self._cache.config.mode is not Mode.FULL:
             return
-        stamp = self._stamp()
-        if stamp == self._planned_at:
-            return
-        self._plan(busy, reserve)
-        self._planned_at = self._stamp()
+        if self._stamp() != self._planned_at:
+            self._plan(busy(), reserve())
+            self._planned_at = self._stamp()
 
     def note_miss(self, client: str) -> None:
         """A tagged request had to load on demand: a prefetch would have been used, so

@@ -11,11 +11,9 @@ from kvflow_server.policy.admission import PathStatus, Verdict, decide
 from .cache import KVFlowCache
 from .config import Mode
 from .hints import read_request_hints, tag_of
+from .tree import state_of
 
-__all__ = ["KVFlowPrefillAdder", "after_pass", "tag_request"]
-
-_EXPIRE_EVERY = 1024
-"""Scheduler passes between two looks at the leases."""
+__all__ = ["KVFlowPrefillAdder", "after_pass", "before_flush", "tag_request"]
 
 
 class KVFlowPrefillAdder(PrefillAdder):
@@ -27,8 +25,7 @@ class KVFlowPrefillAdder(PrefillAdder):
         self, req: Any, has_chunked_req: bool, truncation_align_size: int | None
     ) -> AddReqResult:
         cache = self.tree_cache
-        path = list(cache.path_of(req))
-        operations = cache.loads.on_path(path) if cache.loads.active else []
+        operations = cache.loads.on_path(cache.path_of(req))
         verdict = self._decide(req, operations)
         if verdict in (Verdict.SKIP, Verdict.LOAD_AND_SKIP):
             return self._skip(req, load=verdict is Verdict.LOAD_AND_SKIP)
@@ -38,13 +35,7 @@ class KVFlowPrefillAdder(PrefillAdder):
             req.best_match_node = req.last_node
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         if self.can_run_list and self.can_run_list[-1] is req:
-            cache.prefetcher.note_use(path)
-            tag = tag_of(req)
-            if tag is not None and req.host_loaded_length:
-                cache.prefetcher.note_miss(tag.owner.client)
-            if operations:
-                cache.counters.late_join_tokens += _loading_tokens(path)
-                cache.loads.join(operations)
+            self._note_admission(req, operations)
         return result
 
     def _decide(self, req: Any, operations: list[Any]) -> Verdict:
@@ -78,6 +69,18 @@ class KVFlowPrefillAdder(PrefillAdder):
             return True
         return self.waiting_queue_len > 1 and not self.tree_cache.starved
 
+    def _note_admission(self, req: Any, operations: list[Any]) -> None:
+        cache = self.tree_cache
+        cache.prefetcher.note_use(cache.path_of(req))
+        tag = tag_of(req)
+        if tag is not None and req.host_loaded_length:
+            cache.prefetcher.note_miss(tag.owner.client)
+        if operations:
+            cache.counters.late_join_tokens += sum(
+                len(node.key) for node in cache.path_of(req) if state_of(node).load
+            )
+            cache.loads.join(operations)
+
     def _skip(self, req: Any, *, load: bool) -> AddReqResult:
         cache = self.tree_cache
         req.kvflow_skips = getattr(req, "kvflow_skips", 0) + 1
@@ -101,20 +104,27 @@ def after_pass(plan: Any, scheduler: Any) -> None:
     allocated, before it is launched.
     """
     cache = scheduler.tree_cache
-    if not isinstance(cache, KVFlowCache) or cache.cache_controller is None:
+    if not isinstance(cache, KVFlowCache):
         return
     running = plan.running_batch.reqs
-    cache.starved = (
-        plan.batch_to_run is None and not running and bool(scheduler.waiting_queue)
-    )
-    cache.passes += 1
-    if cache.passes % _EXPIRE_EVERY == 0:
-        cache.expire()
-    batch = plan.batch_to_run.reqs if plan.batch_to_run is not None else ()
-    active = [*running, *batch, *scheduler.waiting_queue]
-    cache.prefetcher.run(_agents(active), _decode_reserve(scheduler, running, batch))
+    batch = plan.batch_to_run.reqs if plan.batch_to_run is not None else []
+    cache.starved = not batch and not running and bool(scheduler.waiting_queue)
+    cache.expire_when_due()
+    if cache.cache_controller is not None:
+        cache.prefetcher.run(
+            busy=lambda: _agents([*running, *batch, *scheduler.waiting_queue]),
+            reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
+        )
     if cache.config.debug:
         cache.check_integrity()
+
+
+def before_flush(scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+    """BEFORE `Scheduler.flush_cache`: let prefetches in flight end, or SGLang would
+    refuse to flush for their sake; also while paused, when nothing polls them."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, KVFlowCache):
+        cache.drain_loads()
 
 
 def _agents(requests: list[Any]) -> set[tuple[str, str]]:
@@ -122,14 +132,10 @@ def _agents(requests: list[Any]) -> set[tuple[str, str]]:
     return {(tag.owner.client, tag.owner.agent) for tag in tags if tag is not None}
 
 
-def _decode_reserve(scheduler: Any, running: Any, batch: Any) -> int:
+def _decode_reserve(scheduler: Any, requests: list[Any]) -> int:
     """Tokens that running requests may still write, by SGLang's own estimate."""
     left = sum(
         max(0, req.sampling_params.max_new_tokens - len(req.output_ids))
-        for req in (*running, *batch)
+        for req in requests
     )
     return int(left * scheduler.new_token_ratio_tracker.current)
-
-
-def _loading_tokens(path: list[Any]) -> int:
-    return sum(len(node.key) for node in path if node.kvflow.load is not None)

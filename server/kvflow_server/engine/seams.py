@@ -65,13 +65,15 @@ class Seam:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A function that runs after one of SGLang's (`HookType.AFTER`)."""
+    """A function that runs after (or before) one of SGLang's."""
 
     target: str
     parameters: tuple[str, ...]
     role: Role
     load: Callable[[], Callable[..., Any]]
     """Imports the hook function late: registering must stay light."""
+    when: str = "after"
+    """`HookType` by its value: "after" or "before"."""
 
 
 def _scheduling(name: str) -> Callable[..., Any]:
@@ -138,6 +140,13 @@ HOOKS: tuple[Hook, ...] = (
         lambda: _passed,
     ),
     Hook(f"{_SCHEDULER}.init_request_dispatcher", (), Role.SCHEDULER, _handlers),
+    Hook(
+        f"{_SCHEDULER}.flush_cache",
+        (),
+        Role.SCHEDULER,
+        lambda: _scheduling("before_flush"),
+        when="before",
+    ),
     Hook(
         f"{_CHAT}._convert_to_internal_request",
         ("request", "raw_request"),

@@ -89,9 +89,7 @@ class Harness:
 
     def finish_loads(self) -> None:
         """Let every copy in flight end, and be acknowledged."""
-        for ack in list(self.cache.cache_controller.ack_load_queue):
-            ack.finish_event.synchronize()
-        self.cache.loading_check()
+        self.cache.drain_loads()
 
     def device_tokens(self, tokens: list[int]) -> int:
         """Tokens of the prefix on the device; touches nothing."""
@@ -115,7 +113,7 @@ class Harness:
 
     def prefetch(self, busy: set[tuple[str, str]] | None = None) -> None:
         """One planner pass."""
-        self.cache.prefetcher.run(busy or set(), 0)
+        self.cache.prefetcher.run(lambda: busy or set(), lambda: 0)
 
     def check(self) -> None:
         """SGLang's own invariants and KVFlow's."""
