@@ -17,6 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from kvflow_server.edge.launcher import ServerProcess
 from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
 
 from .results import Workflow
@@ -28,6 +29,7 @@ from .workload import Workload
 __all__ = ["measure", "rotated"]
 
 T = TypeVar("T")
+START_S = 600.0
 Counters = dict[str, dict[str, float]]
 
 
@@ -45,12 +47,16 @@ def measure(
     )
     model = str(tiny_model(settings.model_dims))
     with _terminable(), ExitStack() as stack, _progress(console) as progress:
-        runners: dict[str, Runner] = {}
-        for name in _tracked(progress, "starting", settings.systems):
-            system = SYSTEMS[name]
-            server = stack.enter_context(start(system, settings, model))
-            runner = Runner(server.url, workload, hints=system.hints)
-            runners[name] = stack.enter_context(runner)
+        servers = {
+            name: start(SYSTEMS[name], settings, model) for name in settings.systems
+        }
+        _start(stack, progress, servers)
+        runners = {
+            name: stack.enter_context(
+                Runner(server.url, workload, hints=SYSTEMS[name].hints)
+            )
+            for name, server in servers.items()
+        }
         for name in _tracked(progress, "warming up", settings.systems):
             for agent in range(settings.agents):
                 runners[name].warm_up(agent)
@@ -66,6 +72,25 @@ def measure(
             }
             for name, runner in runners.items()
         }
+
+
+def _start(
+    stack: ExitStack, progress: Progress, servers: dict[str, ServerProcess]
+) -> None:
+    """Start all servers, and stop them when `stack` unwinds.
+
+    Those with a host pool come first: SGLang refuses one unless 10 GiB stay free.
+    """
+    first = [name for name in servers if SYSTEMS[name].host]
+    rest = [name for name in servers if not SYSTEMS[name].host]
+    task = progress.add_task("starting", total=len(servers))
+    for wave in (first, rest):
+        for name in wave:
+            stack.callback(servers[name].stop)
+            servers[name].spawn()
+        for name in wave:
+            servers[name].wait_ready(START_S)
+            progress.advance(task)
 
 
 def rotated(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
