@@ -202,20 +202,23 @@ def _show_agents(console: Console, answers: Mapping[str, Answer]) -> None:
     """The KVFlow run call by call, and the same call's TTFT on the other systems."""
     table = Table(title="Agent by agent, on KVFlow", caption="TTFT in seconds")
     table.add_column("agent", no_wrap=True)
-    table.add_column("steps-to-execution of the others meanwhile", style="dim")
+    table.add_column("steps at start", justify="right")
+    table.add_column("meanwhile, the others are at", style="dim")
     for name in ("device", "host", "recomputed"):
         table.add_column(name, justify="right")
     for name in answers:
         table.add_column(f"TTFT {name}", justify="right")
     ttft = {name: _ttft(answer) for name, answer in answers.items()}
     seen: dict[str, int] = {}
+    at_start = answers["kvflow"].calls[0].steps
     for call in answers["kvflow"].calls:
         number = seen[call.agent] = seen.get(call.agent, 0) + 1
         others = [(n, a) for a, n in call.steps.items() if a != call.agent]
         table.add_row(
             call.agent if number == 1 else f"{call.agent} ({number})",
-            ", ".join(f"{agent} {steps}" for steps, agent in sorted(others)[:4])
-            + (", ..." if len(others) > 4 else ""),
+            str(at_start.get(call.agent, "")),
+            ", ".join(f"{agent} {steps}" for steps, agent in sorted(others)[:3])
+            + (", ..." if len(others) > 3 else ""),
             *(f"{count:,}" for count in (call.device, call.host, call.recomputed)),
             *(
                 f"{ttft[name].get((call.agent, number), float('nan')):.2f}"
@@ -237,7 +240,7 @@ def _ttft(answer: Answer) -> dict[tuple[str, int], float]:
 def _show_comparison(console: Console, answers: Mapping[str, Sequence[Answer]]) -> None:
     table = Table(title="A question answered: medians, and where the tokens came from")
     table.add_column("system")
-    for name in ("seconds", "min .. max", "KVFlow is faster by", "mean TTFT"):
+    for name in ("seconds", "min .. max", "KVFlow speedup", "mean TTFT"):
         table.add_column(name, justify="right")
     for name in ("device", "host", "recomputed"):
         table.add_column(name, justify="right")
