@@ -141,7 +141,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--question", default=QUESTIONS[0])
     parser.add_argument("--runs", type=int, default=3, help="questions measured")
     parser.add_argument("--max-tokens", type=int, default=32, help="of an answer")
-    parser.add_argument("--pool-tokens", type=int, default=3400, help="device pool")
+    parser.add_argument("--pool-tokens", type=int, default=3200, help="device pool")
     parser.add_argument("--pcie-gbps", type=float, default=0.05, help="emulated bus")
     parser.add_argument("--plot", type=Path, default=Path("out/demo.png"))
     options = parser.parse_args()
@@ -165,7 +165,7 @@ def _start(
     ]
     servers = {}
     for name, flags in SYSTEMS.items():
-        host = () if "--no-hicache" in flags else ("--hicache-ratio", "4")
+        host = () if "--no-hicache" in flags else ("--hicache-ratio", "6")
         servers[name] = server = ServerProcess(
             [*common, *flags, *host], command=[named] if named else None
         )

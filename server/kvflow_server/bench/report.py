@@ -61,6 +61,7 @@ def build_report(
         "ratio": {
             "kvflow_over_ideal": _median(spreads, "kvflow_over_ideal"),
             "silent_over_hicache": _median(spreads, "silent_over_hicache"),
+            "evict_host_tokens_over_hicache": _host_ratio(results),
         },
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
         "outputs_identical": outputs_identical(results),
@@ -157,6 +158,17 @@ def _ratios_table(spreads: Mapping[str, Spread]) -> Table:
             str(spread.n),
         )
     return table
+
+
+def _host_ratio(results: Mapping[str, Sequence[Workflow]]) -> float | None:
+    """Tokens that eviction alone loads from the host, over what stock HiCache loads."""
+    if not {"hicache", "kvflow-evict"} <= set(results):
+        return None
+    stock, evict = (
+        summarise(results[name])["tokens"]["host"]
+        for name in ("hicache", "kvflow-evict")
+    )
+    return float(evict / stock) if stock else None
 
 
 def _median(spreads: Mapping[str, Spread], name: str) -> float | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from kvflow_server.bench.plot import save_bars
@@ -11,14 +12,14 @@ from kvflow_server.bench.results import Call, Workflow
 from kvflow_server.bench.settings import Settings
 
 
-def workflow(seconds: float) -> Workflow:
+def workflow(seconds: float, host: int = 3) -> Workflow:
     call = Call(
         agent="a",
         output=(7,),
         logprobs=(-0.5,),
         prompt=10,
         device=6,
-        host=3,
+        host=host,
         seconds=seconds,
     )
     return Workflow(seconds, (call,))
@@ -56,6 +57,14 @@ def test_the_json_has_the_promised_fields(tmp_path: Path) -> None:
     assert read["spread"]["kvflow_over_hicache"]["max"] == 2
     assert read["systems"]["kvflow"]["counters"] == COUNTERS["kvflow"]
     assert read["settings"]["fixed"] == 1024
+
+
+def test_the_host_tokens_of_eviction_alone_are_compared_with_stock() -> None:
+    results = {"hicache": RESULTS["hicache"], "kvflow-evict": [workflow(3, host=2)] * 2}
+    report = build_report(Settings(), results, {}, emulated=True)
+    ratio = report["ratio"]
+    assert isinstance(ratio, dict)
+    assert ratio["evict_host_tokens_over_hicache"] == pytest.approx(2 / 3)
 
 
 def test_the_tables_name_every_system_and_say_that_it_is_emulated() -> None:
