@@ -187,3 +187,14 @@ def test_more_copies_than_event_slots_are_refused_not_asserted(evicted: Any) -> 
     assert started == counter.num_counters - 3
     evicted.finish_loads()
     evicted.check()
+
+
+def test_a_copy_never_merges_with_one_that_the_scheduler_queued(evicted: Any) -> None:
+    cache = evicted.cache
+    assert cache.load_back(evicted.match(A).best_match_node)
+    (node, *_) = cache.tree_core.walk(evicted.key(B))
+    assert cache.loads.start(node) is None, "its batch would no longer wait for it"
+    assert cache.ready_to_load_host_cache() >= 0
+    assert cache.loads.start(node) is not None
+    evicted.finish_loads()
+    evicted.check()
