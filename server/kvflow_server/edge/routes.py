@@ -94,7 +94,7 @@ async def _json_body(request: Request) -> object:
         chunks.append(chunk)
     try:
         body: object = msgspec.json.decode(b"".join(chunks))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"body: not JSON ({error})", field="body") from error
     return body
 
