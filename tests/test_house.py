@@ -48,7 +48,9 @@ SERVER_MAY_USE = {"kvflow_sdk.wire", "kvflow_sdk.errors"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_FUNCTION_LINES_P90 = 35
-CODE = ["kvflow_sdk", "integrations", "server", "tools", "tests", "examples"]
+# What a fixture builds or a reference algorithm spells out may be longer.
+FUNCTIONS = ["kvflow_sdk", "integrations", "server", "tools", "examples"]
+FILES = [*FUNCTIONS, "tests"]
 
 
 def test_a_room_imports_only_from_its_floor_and_below() -> None:
@@ -81,7 +83,7 @@ def test_an_import_of_a_submodule_by_from_is_noticed() -> None:
 
 
 def test_files_are_short() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in _files()}
+    lengths = {path: len(path.read_text().splitlines()) for path in _files(FILES)}
     assert _over(lengths, MAX_FILE_LINES) == []
 
 
@@ -161,13 +163,14 @@ def _sdk_imports_of_the_server(name: str, imports: list[str]) -> list[str]:
     ]
 
 
-def _files() -> list[Path]:
-    return [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+def _files(folders: list[str]) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
 
 
 def _function_lengths() -> dict[str, int]:
     lengths = {}
-    for path in _files():
+    for path in _files(FUNCTIONS):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 where = f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"

@@ -30,7 +30,8 @@ class Outcome:
     """What one command came to."""
 
     name: str
-    ok: bool
+    code: int
+    """Its exit status; -11 is a crash, even where every test passed."""
     seconds: float
     passed: int = 0
     failed: int = 0
@@ -44,7 +45,7 @@ def main(groups: Sequence[str]) -> int:
         return 2
     outcomes = [outcome for group in groups for outcome in known[group]()]
     _sum_up(outcomes)
-    return 0 if all(outcome.ok for outcome in outcomes) else 1
+    return 1 if any(outcome.code for outcome in outcomes) else 0
 
 
 def lint() -> Iterator[Outcome]:
@@ -78,7 +79,7 @@ def _command(name: str, *command: str) -> Outcome:
     print(f"\n--- {name}", flush=True)
     start = time.monotonic()
     code = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
-    return Outcome(name, code == 0, time.monotonic() - start)
+    return Outcome(name, code, time.monotonic() - start)
 
 
 def _pytest(name: str, env: str, *args: str) -> Outcome:
@@ -88,7 +89,7 @@ def _pytest(name: str, env: str, *args: str) -> Outcome:
         f"{name} tests", _python(env), "-m", "pytest", *args, f"--junitxml={report}"
     )
     if not report.exists():
-        return dataclasses.replace(done, ok=False)
+        return dataclasses.replace(done, code=done.code or 5)
     suites = ElementTree.parse(report).getroot().findall("testsuite")
 
     def count(key: str) -> int:
@@ -102,11 +103,13 @@ def _pytest(name: str, env: str, *args: str) -> Outcome:
 def _sum_up(outcomes: Sequence[Outcome]) -> None:
     print("\n--- summary")
     for o in outcomes:
-        tests = o.passed + o.failed + o.skipped
+        verdict = "FAILED" if o.code else "ok"
         counts = f"{o.passed} passed, {o.failed} failed, {o.skipped} skipped"
-        verdict = "ok    " if o.ok else "FAILED"
-        detail = counts if tests else ""
-        print(f"{verdict}  {o.name:15}{o.seconds:7.0f} s  {detail}".rstrip())
+        detail = [counts] if o.passed + o.failed + o.skipped else []
+        if o.code and not o.failed:
+            detail.append(f"exit status {o.code}")
+        line = f"{verdict:8}{o.name:15}{o.seconds:6.0f} s  {'; '.join(detail)}"
+        print(line.rstrip())
     if any(o.passed + o.failed + o.skipped for o in outcomes):
         total = [sum(getattr(o, k) for o in outcomes) for k in COUNTS]
         print("tests: {} passed, {} failed, {} skipped".format(*total), flush=True)
