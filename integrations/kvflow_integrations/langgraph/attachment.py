@@ -164,8 +164,7 @@ def attach(attachment: Attachment) -> Any:
     tracked = object.__new__(kind)
     tracked.__dict__.update(vars(original))
     tracked.nodes = {
-        name: _track(name, node, attachment)
-        for name, node in original.nodes.items()
+        name: _track(name, node, attachment) for name, node in original.nodes.items()
     }
     tracked._kvflow = attachment
     with _users_lock:
