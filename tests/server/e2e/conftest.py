@@ -152,6 +152,7 @@ class Fleet:
 
     def __getitem__(self, name: str) -> Server:
         if not self._running[name].process.alive:
+            self._running[name].http.close()
             self._spawn(name)
         if name not in self._ready:
             self._running[name].process.wait_ready()
