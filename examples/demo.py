@@ -39,7 +39,7 @@ from rich.table import Table
 
 import kvflow_sdk as kvflow
 from kvflow_server.bench.plot import save_bars
-from kvflow_server.bench.report import EMULATED
+from kvflow_server.bench.report import EMULATED, make_console
 from kvflow_server.bench.results import Spread
 from kvflow_server.edge.launcher import ServerProcess
 
@@ -58,6 +58,7 @@ QUESTIONS = (
     "What happens to a bond fund when interest rates rise?",
     "Why can a fast growing company run out of cash?",
 )
+WARM_UP_TOKENS = 2
 WARM_UP = 2
 """Questions asked first, unmeasured: the servers learn the prompts, and write them to
 the host."""
@@ -85,8 +86,17 @@ class Team:
 
     def __init__(self, system: str, server: ServerProcess, max_tokens: int) -> None:
         self.server = server
-        graph = research_team.build(chat(server.url, max_tokens))
-        self._app = kvflow.wrap(graph) if system == "kvflow" else graph
+        self._tracked = system == "kvflow"
+        self._app = self._program(max_tokens)
+        self._brief = self._program(WARM_UP_TOKENS)
+
+    def _program(self, max_tokens: int) -> Any:
+        graph = research_team.build(chat(self.server.url, max_tokens))
+        return kvflow.wrap(graph) if self._tracked else graph
+
+    def warm_up(self, question: str) -> None:
+        """Let everybody read the question and hardly answer."""
+        self._brief.invoke({"question": question, "notes": {}, "reviews": 0})
 
     def ask(self, question: str) -> Answer:
         recorder = Recorder()
@@ -105,7 +115,7 @@ class Team:
 
 def main() -> None:
     options = _options()
-    console = Console()
+    console = make_console()
     signal.signal(signal.SIGTERM, lambda number, frame: exit(128 + number))
     questions = [options.question, *QUESTIONS]
     console.print(Panel(f"{__doc__.splitlines()[0]}\n{EMULATED}", title="KVFlow"))
@@ -114,7 +124,7 @@ def main() -> None:
         # The last ones warm up, so that the first is the one that was asked.
         for question in _shown(progress, "warming up", questions[-WARM_UP:]):
             for team in teams.values():
-                team.ask(question)
+                team.warm_up(question)
         before = teams["kvflow"].counters()
         answers: dict[str, list[Answer]] = {name: [] for name in teams}
         turns = [
@@ -139,8 +149,8 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--question", default=QUESTIONS[0])
-    parser.add_argument("--runs", type=int, default=3, help="questions measured")
-    parser.add_argument("--max-tokens", type=int, default=32, help="of an answer")
+    parser.add_argument("--runs", type=int, default=2, help="questions measured")
+    parser.add_argument("--max-tokens", type=int, default=20, help="of an answer")
     parser.add_argument("--pool-tokens", type=int, default=3200, help="device pool")
     parser.add_argument("--pcie-gbps", type=float, default=0.05, help="emulated bus")
     parser.add_argument("--plot", type=Path, default=Path("out/demo.png"))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from .settings import DEFAULT_SYSTEMS, Settings, parse_dims
 
@@ -80,10 +79,10 @@ def single(
 def _single(settings: Settings, json_path: Path | None, plot: Path | None) -> None:
     from kvflow_server.edge.launcher import ServerError
 
-    from .report import EMULATED, build_report, show, write_json
+    from .report import EMULATED, build_report, make_console, show, write_json
     from .single import measure
 
-    console = Console()
+    console = make_console()
     try:
         results, counters = measure(settings, console)
     except ServerError as error:

@@ -25,7 +25,14 @@ from .results import (
 )
 from .settings import Settings
 
-__all__ = ["EMULATED", "build_report", "show", "versions", "write_json"]
+__all__ = [
+    "EMULATED",
+    "build_report",
+    "make_console",
+    "show",
+    "versions",
+    "write_json",
+]
 
 EMULATED = (
     "EMULATED accelerator: real scheduler, radix tree, model arithmetic and copies; "
@@ -34,6 +41,11 @@ EMULATED = (
 
 _SPEEDUPS = ("kvflow_over_hicache", "kvflow_over_recompute", "evict_over_hicache")
 _PACKAGES = ("kvflow", "sglang", "torch", "transformers")
+
+
+def make_console() -> Console:
+    """A console wide enough for the tables where the output is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 130)
 
 
 def build_report(
@@ -117,7 +129,7 @@ def _systems_table(
     counters: Mapping[str, Mapping[str, float]],
 ) -> Table:
     table = Table(title="Per workflow: seconds, and where the prompt tokens came from")
-    table.add_column("system")
+    table.add_column("system", no_wrap=True)
     for name in ("median s", "min", "max", "device", "host", "recomputed"):
         table.add_column(name, justify="right")
     for name in ("prefetched", "on demand", "late"):
@@ -146,7 +158,7 @@ def _systems_table(
 
 def _ratios_table(spreads: Mapping[str, Spread]) -> Table:
     table = Table(title="Ratios of paired workflows")
-    table.add_column("ratio")
+    table.add_column("ratio", no_wrap=True)
     for name in ("median", "quartiles", "min .. max", "pairs"):
         table.add_column(name, justify="right")
     for name, spread in spreads.items():
