@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "COMPARISONS",
+    "KINDS",
     "Call",
     "Spread",
     "Workflow",
@@ -18,6 +19,10 @@ __all__ = [
     "paired",
     "summarise",
 ]
+
+
+KINDS = ("device", "host", "recomputed")
+"""Where a prompt token came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +146,24 @@ def summarise(workflows: Sequence[Workflow]) -> dict[str, dict[str, Any]]:
         },
         "tokens": {
             kind: sum(getattr(call, kind) for call in calls) / len(workflows)
-            for kind in ("device", "host", "recomputed")
+            for kind in KINDS
         },
+        "agents": _by_agent(calls),
+    }
+
+
+def _by_agent(calls: Sequence[Call]) -> dict[str, dict[str, float]]:
+    """Median seconds of an agent's call, and the mean of its tokens."""
+    agents: dict[str, list[Call]] = {}
+    for call in calls:
+        agents.setdefault(call.agent, []).append(call)
+    return {
+        agent: {
+            "seconds": statistics.median(call.seconds for call in own),
+            **{
+                kind: statistics.fmean(getattr(call, kind) for call in own)
+                for kind in KINDS
+            },
+        }
+        for agent, own in agents.items()
     }

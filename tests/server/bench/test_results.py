@@ -97,3 +97,8 @@ def test_tokens_are_counted_per_workflow() -> None:
     assert summary["tokens"] == {"device": 60, "host": 15, "recomputed": 25}
     assert summary["workflow_s"]["mean"] == 2
     assert summary["workflow_s"]["runs"] == [1, 3]
+
+
+def test_each_agent_is_reported_on_its_own() -> None:
+    agents = summarise([workflow(1, host=10), workflow(3, host=20)])["agents"]
+    assert agents == {"a": {"seconds": 2, "device": 60, "host": 15, "recomputed": 25}}
