@@ -113,6 +113,16 @@ class Server:
         found: dict[str, Any] = response.json()
         return found
 
+    def settle(self) -> dict[str, Any]:
+        """The state once no copy moves any more; the test's time limit is the bound."""
+        while True:
+            state = self.state()
+            pool = state["pool"]
+            if not pool["loads_in_flight"] and (
+                pool["free"] + pool["evictable"] == pool["tokens"]
+            ):
+                return state
+
     def agents(self, client: str) -> dict[str, Any]:
         found: dict[str, Any] = (
             self.state()["clients"].get(client, {}).get("agents", {})
