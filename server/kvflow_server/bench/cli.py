@@ -34,7 +34,7 @@ def single(
         float, typer.Option(help="Emulated bus, GB/s each way.")
     ] = 0.1,
     runs: Annotated[int, typer.Option(help="Measured workflows per system.")] = 7,
-    warm_runs: Annotated[int, typer.Option(help="Workflows run before those.")] = 1,
+    warm_runs: Annotated[int, typer.Option(help="Workflows run before those.")] = 2,
     systems: Annotated[
         str, typer.Option(help="Comma-separated; see `kvflow bench systems`.")
     ] = ",".join(DEFAULT_SYSTEMS),

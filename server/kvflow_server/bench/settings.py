@@ -29,7 +29,7 @@ class Settings:
     """Device pool over the tokens of all fixed prompts together."""
     pcie_gbps: float = 0.1
     runs: int = 7
-    warm_runs: int = 1
+    warm_runs: int = 2
     """Whole workflows that are run before measuring, and not counted."""
     systems: tuple[str, ...] = DEFAULT_SYSTEMS
     model_dims: TinyDims = field(default_factory=TinyDims)

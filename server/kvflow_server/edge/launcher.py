@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,9 @@ __all__ = ["ServerError", "ServerProcess", "free_port"]
 
 _STOP_S = 10.0
 _POLL_S = 0.25
+_PORTS = range(20000, 32000)
+_PORT_TRIES = 64
+_PORT_TAKEN = "address already in use"
 
 
 class ServerError(RuntimeError):
@@ -27,11 +31,16 @@ class ServerError(RuntimeError):
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback TCP port that nobody listens on at the moment.
+
+    Below the range that systems give to outgoing connections: a server binds minutes
+    after its port was chosen, and one of those could have taken it by then.
+    """
+    for port in random.SystemRandom().sample(_PORTS, _PORT_TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerError(f"no free port among {_PORT_TRIES} between 20000 and 32000")
 
 
 class ServerProcess:
@@ -107,8 +116,16 @@ class ServerProcess:
                 with contextlib.suppress(httpx.TransportError):
                     if client.get(f"{self.url}/health").status_code == 200:
                         return
+                if _PORT_TAKEN in self.log_tail():
+                    # SGLang would stay, with no one able to talk to it.
+                    deadline = 0.0
+                    break
                 time.sleep(_POLL_S)
-        why = f"not ready within {timeout_s:g} s" if self.alive else "ended at start"
+        why = f"not ready within {timeout_s:g} s"
+        if not deadline:
+            why = f"found its port {self.port} taken"
+        elif not self.alive:
+            why = "ended at start"
         self.stop()
         raise ServerError(f"server {why}, its log ends with:\n{self.log_tail()}")
 

@@ -66,6 +66,7 @@ async def _steps(request: Request) -> Response:
 async def _state() -> JSONResponse:
     from kvflow_server.engine.messages import KVFlowStateReq
     from kvflow_server.engine.openai_hints import dropped
+    from kvflow_server.engine.seams import Role, unapplied_hooks
 
     if not is_active():
         return _not_active()
@@ -78,6 +79,8 @@ async def _state() -> JSONResponse:
     for reason, count in dropped.reasons.items():
         totals = state["dropped_metadata"]
         totals[reason] = totals.get(reason, 0) + count
+    # SGLang only logs when it cannot apply a hook; here an operator sees it.
+    state["unapplied_hooks"] = unapplied_hooks(Role.HTTP)
     return JSONResponse(state)
 
 

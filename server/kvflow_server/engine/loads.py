@@ -26,9 +26,10 @@ class LoadTracker:
         self._cache = cache
         self._operations: list[LoadOperation] = []
         self._join: LoadOperation | None = None
-        self.demand: dict[str, int] = {}
-        """rid -> node id of what a skipped request waits for; started by the next
-        planner pass, so that nothing merges with the scheduler's own operation."""
+        self.demand: dict[str, tuple[int, str | None]] = {}
+        """rid -> node id of what a skipped request waits for, and its client if it is
+        tagged; started by the next planner pass, so that nothing merges with the
+        scheduler's own operation."""
         self.completed = 0
         """Copies acknowledged so far."""
 

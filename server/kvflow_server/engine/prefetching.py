@@ -70,12 +70,13 @@ class Prefetcher:
     def _start_demand(self) -> None:
         """Loads of skipped requests go first and may displace anything unlocked."""
         demand = self._cache.loads.demand
-        for node_id in demand.values():
+        for node_id, client in demand.values():
             node = self._cache.tree_core.find_node(node_id)
-            if node is not None:
-                operation = self._cache.loads.start(node)
-                if operation is not None:
-                    self._cache.counters.load_on_demand_tokens += operation.tokens
+            operation = self._cache.loads.start(node) if node is not None else None
+            if operation is not None:
+                self._cache.counters.load_on_demand_tokens += operation.tokens
+                if client is not None:
+                    self.note_miss(client)
         demand.clear()
 
     def _plan(self, busy: Collection[tuple[str, str]], reserve: int) -> None:

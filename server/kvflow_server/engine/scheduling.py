@@ -86,7 +86,9 @@ class KVFlowPrefillAdder(PrefillAdder):
         req.kvflow_skips = getattr(req, "kvflow_skips", 0) + 1
         cache.counters.skipped_passes += 1
         if load:
-            cache.loads.demand[req.rid] = req.best_match_node
+            tag = tag_of(req)
+            client = tag.owner.client if tag is not None else None
+            cache.loads.demand[req.rid] = (req.best_match_node, client)
         return AddReqResult.CONTINUE
 
 

@@ -133,7 +133,7 @@ def test_the_reserve_of_running_requests_is_left_alone(evicted: Any) -> None:
 def test_a_skipped_request_s_load_starts_before_any_prefetch(evicted: Any) -> None:
     evicted.update({"b": 0})
     node = evicted.match(C).best_match_node
-    evicted.cache.loads.demand["rid"] = node
+    evicted.cache.loads.demand["rid"] = (node, None)
     evicted.prefetch()
     assert states(evicted, C) == ["loading"] * 3
     assert evicted.cache.counters.load_on_demand_tokens == 48
@@ -173,6 +173,23 @@ def test_unused_prefetches_are_counted_and_used_ones_too(evicted: Any) -> None:
     evicted.update({"b": 5})
     evicted.prefetch()
     assert evicted.cache.counters.prefetch_unused_tokens == 32
+
+
+def test_a_throttled_client_earns_its_credit_back_by_its_misses(evicted: Any) -> None:
+    prefetcher = evicted.cache.prefetcher
+    for _ in range(32):
+        prefetcher._record(CLIENT, used=False)
+    evicted.update({"b": 0})
+    evicted.prefetch()
+    assert not evicted.cache.loads.active, "throttled"
+    for _ in range(16):
+        evicted.cache.loads.demand["rid"] = (evicted.match(C).best_match_node, CLIENT)
+        evicted.prefetch()
+        evicted.finish_loads()
+        evicted.evict(1000)
+    evicted.prefetch()
+    assert "loading" in states(evicted, B)
+    evicted.finish_loads()
 
 
 def test_more_copies_than_event_slots_are_refused_not_asserted(evicted: Any) -> None:
