@@ -26,7 +26,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-__all__ = ["AGENTS", "READS", "State", "build", "prompt", "verdict"]
+__all__ = ["AGENTS", "READS", "TASKS", "State", "build", "prompt", "verdict"]
 
 READS: dict[str, tuple[str, ...]] = {
     "planner": (),
@@ -41,6 +41,20 @@ READS: dict[str, tuple[str, ...]] = {
     "editor": ("writer", "compliance", "explainer"),
 }
 """Whose notes each agent is shown, besides the question."""
+
+TASKS = {
+    "planner": "List the facts that we need to find out.",
+    "economist": "Explain the mechanism in the economy that matters here.",
+    "analyst": "Explain how the business earns money and where that is going.",
+    "strategist": "Combine the two notes into one view with a horizon.",
+    "risk_officer": "Describe the main risk and how it leads to a loss.",
+    "writer": "Explain to our reader what follows from this.",
+    "reviewer": "Say whether to accept or to revise this text, and why.",
+    "compliance": "Name the words that have to be changed, and the reason.",
+    "explainer": "Explain the hardest idea with a picture from daily life.",
+    "editor": "Print the final text.",
+}
+"""What each agent is asked for, after the notes."""
 
 AGENTS = tuple(READS)
 
@@ -76,7 +90,7 @@ def work(agent: str, llm: BaseChatModel, state: State) -> dict[str, Any]:
         for name in READS[agent]
         if name in state["notes"]
     ]
-    task = "\n".join([f"Question: {state['question']}", *notes])
+    task = "\n".join([state["question"], *notes, TASKS[agent]])
     answer = llm.invoke([SystemMessage(prompt(agent)), HumanMessage(task)])
     update: dict[str, Any] = {"notes": {agent: str(answer.content)}}
     if agent == "reviewer":
