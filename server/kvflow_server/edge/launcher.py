@@ -154,7 +154,11 @@ class ServerProcess:
 
     def __enter__(self) -> ServerProcess:
         self.spawn()
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:  # Ctrl-C during the start, too
+            self.stop()
+            raise
         return self
 
     def __exit__(
