@@ -27,6 +27,8 @@ __all__ = ["EmulatedPlatform"]
 
 logger = logging.getLogger(__name__)
 
+_HOST_RESERVE_BYTES = 1 << 30
+
 
 class EmulatedPlatform(_Platform):
     """CPU arithmetic with asynchronous, rate-limited host copies."""
@@ -58,10 +60,13 @@ def install_seams() -> None:
     """
     from sglang.srt.managers import cache_controller
     from sglang.srt.mem_cache import l2_transfer
-    from sglang.srt.mem_cache.pool_host import mha
+    from sglang.srt.mem_cache.pool_host import base, mha
     from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
     ALLOC_MEMORY_FUNCS["cpu"] = transfer.alloc_host_memory
     mha.transfer_kv_direct = transfer.transfer_kv_direct
     cache_controller.device_module = streams
     l2_transfer.device_module = streams
+    # SGLang refuses a host pool unless 10 GiB stay free, which a small machine with
+    # several servers never has; here the pools are small, too.
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = _HOST_RESERVE_BYTES
