@@ -152,7 +152,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=2, help="questions measured")
     parser.add_argument("--max-tokens", type=int, default=20, help="of an answer")
     parser.add_argument("--pool-tokens", type=int, default=3200, help="device pool")
-    parser.add_argument("--pcie-gbps", type=float, default=0.05, help="emulated bus")
+    parser.add_argument("--pcie-gbps", type=float, default=0.03, help="emulated bus")
     parser.add_argument("--plot", type=Path, default=Path("out/demo.png"))
     options = parser.parse_args()
     most = len(QUESTIONS) + 1 - WARM_UP
