@@ -15,6 +15,7 @@ import argparse
 import os
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -58,10 +59,10 @@ QUESTIONS = (
     "What happens to a bond fund when interest rates rise?",
     "Why can a fast growing company run out of cash?",
 )
+WARM_UP = {"kvflow": 2, "hicache": 1, "recompute": 0}
+"""Questions asked first, unmeasured, and hardly answered: the prompts reach the host,
+and KVFlow learns where they end by seeing them twice."""
 WARM_UP_TOKENS = 2
-WARM_UP = 2
-"""Questions asked first, unmeasured: the servers learn the prompts, and write them to
-the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +117,20 @@ class Team:
 def main() -> None:
     options = _options()
     console = make_console()
-    signal.signal(signal.SIGTERM, lambda number, frame: exit(128 + number))
-    questions = [options.question, *QUESTIONS]
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    others = (question for question in QUESTIONS if question != options.question)
+    questions = [options.question, *others]
     console.print(Panel(f"{__doc__.splitlines()[0]}\n{EMULATED}", title="KVFlow"))
     with ExitStack() as stack, _progress(console) as progress:
         teams = _start(stack, progress, options)
-        # The last ones warm up, so that the first is the one that was asked.
-        for question in _shown(progress, "warming up", questions[-WARM_UP:]):
-            for team in teams.values():
-                team.warm_up(question)
+        # The last ones, so that the first measured is the one that was asked.
+        warm_ups = [
+            (question, name)
+            for name, count in WARM_UP.items()
+            for question in questions[len(questions) - count :]
+        ]
+        for question, name in _shown(progress, "warming up", warm_ups):
+            teams[name].warm_up(question)
         before = teams["kvflow"].counters()
         answers: dict[str, list[Answer]] = {name: [] for name in teams}
         turns = [
@@ -150,12 +156,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--question", default=QUESTIONS[0])
     parser.add_argument("--runs", type=int, default=2, help="questions measured")
-    parser.add_argument("--max-tokens", type=int, default=20, help="of an answer")
+    parser.add_argument("--max-tokens", type=int, default=16, help="of an answer")
     parser.add_argument("--pool-tokens", type=int, default=3200, help="device pool")
     parser.add_argument("--pcie-gbps", type=float, default=0.03, help="emulated bus")
     parser.add_argument("--plot", type=Path, default=Path("out/demo.png"))
     options = parser.parse_args()
-    most = len(QUESTIONS) + 1 - WARM_UP
+    most = len(QUESTIONS) - max(WARM_UP.values())
     if not 1 <= options.runs <= most:
         parser.error(f"--runs: 1 to {most}")
     return options
@@ -213,7 +219,7 @@ def _show_agents(console: Console, answers: Mapping[str, Answer]) -> None:
     table = Table(title="Agent by agent, on KVFlow", caption="TTFT in seconds")
     table.add_column("agent", no_wrap=True)
     table.add_column("steps at start", justify="right")
-    table.add_column("meanwhile, the others are at", style="dim")
+    table.add_column("next, at 1 step", style="dim")
     for name in ("device", "host", "recomputed"):
         table.add_column(name, justify="right")
     for name in answers:
@@ -223,12 +229,10 @@ def _show_agents(console: Console, answers: Mapping[str, Answer]) -> None:
     at_start = answers["kvflow"].calls[0].steps
     for call in answers["kvflow"].calls:
         number = seen[call.agent] = seen.get(call.agent, 0) + 1
-        others = [(n, a) for a, n in call.steps.items() if a != call.agent]
         table.add_row(
             call.agent if number == 1 else f"{call.agent} ({number})",
             str(at_start.get(call.agent, "")),
-            ", ".join(f"{agent} {steps}" for steps, agent in sorted(others)[:3])
-            + (", ..." if len(others) > 3 else ""),
+            ", ".join(sorted(agent for agent, n in call.steps.items() if n == 1)),
             *(f"{count:,}" for count in (call.device, call.host, call.recomputed)),
             *(
                 f"{ttft[name].get((call.agent, number), float('nan')):.2f}"

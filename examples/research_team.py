@@ -54,7 +54,7 @@ TASKS = {
     "explainer": "Explain the hardest idea with a picture from daily life.",
     "editor": "Print the final text.",
 }
-"""What each agent is asked for, after the notes."""
+"""What each agent is asked for, after the notes and the question."""
 
 AGENTS = tuple(READS)
 
@@ -90,7 +90,7 @@ def work(agent: str, llm: BaseChatModel, state: State) -> dict[str, Any]:
         for name in READS[agent]
         if name in state["notes"]
     ]
-    task = "\n".join([state["question"], *notes, TASKS[agent]])
+    task = "\n".join([*notes, "", f"{state['question']} {TASKS[agent]}"]).strip()
     answer = llm.invoke([SystemMessage(prompt(agent)), HumanMessage(task)])
     update: dict[str, Any] = {"notes": {agent: str(answer.content)}}
     if agent == "reviewer":
