@@ -8,11 +8,12 @@ SETUP  := $(PYTHON) tools/environment.py setup
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-client setup-server print-kvflow demo test lint format lock prune clean
+.PHONY: help setup setup-client setup-server print-kvflow demo test test-full lint format lock prune clean
 
 help:
 	@echo "make demo          run a ten-agent workflow on real servers and compare"
 	@echo "make test          lint, type checks and all tests"
+	@echo "make test-full     those, every server configuration and the long traces"
 	@echo "make setup         make both environments (.venv/client, .venv/server)"
 	@echo "make print-kvflow  print the path of the kvflow command"
 	@echo "make lint          ruff and mypy; make format applies ruff's fixes"
@@ -35,6 +36,9 @@ demo: setup
 
 test: setup
 	@$(PYTHON) tools/checks.py lint client openai-2 server
+
+test-full: setup
+	@$(PYTHON) tools/checks.py lint client openai-2 server full
 
 lint: setup-client
 	@$(PYTHON) tools/checks.py lint

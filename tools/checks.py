@@ -6,6 +6,7 @@ lint      ruff (rules and format) and mypy, in the client environment
 client    every test but tests/server, in the client environment (openai 3)
 openai-2  the SDK's OpenAI tests again in the server environment (openai 2.8)
 server    tests/server, in the server environment
+full      the tests marked `full`: every server configuration, the long traces
 
 The last line is ``tests: N passed, N failed, N skipped``; the exit status is 0 when
 every check passed and every suite ran at least one test.
@@ -39,7 +40,13 @@ class Outcome:
 
 
 def main(groups: Sequence[str]) -> int:
-    known = {"lint": lint, "client": client, "openai-2": openai_2, "server": server}
+    known = {
+        "lint": lint,
+        "client": client,
+        "openai-2": openai_2,
+        "server": server,
+        "full": full,
+    }
     if unknown := [group for group in groups if group not in known]:
         print(f"no such check: {unknown}, there are {list(known)}", file=sys.stderr)
         return 2
@@ -69,6 +76,10 @@ def openai_2() -> Iterator[Outcome]:
 
 def server() -> Iterator[Outcome]:
     yield _pytest("server", "server", "tests/server")
+
+
+def full() -> Iterator[Outcome]:
+    yield _pytest("full", "server", "-m", "full", "tests/server")
 
 
 def _python(env: str) -> str:
