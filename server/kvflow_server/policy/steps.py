@@ -6,19 +6,20 @@ agent that no live run will reach again is *retained*: the table then says in ho
 steps a next run would reach it, learnt from the first snapshot of the last run.
 
 Pure bookkeeping: the caller passes the time, every bound is a number, and nothing here
-knows what a KV cache is.
+knows what a KV cache is. Who holds something that depends on the answers asks for a
+`Changes` feed (`StepTable.watch`) and need not look at what stayed as it was.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from kvflow_sdk.wire import StepUpdate
 
-__all__ = ["Outcome", "StepLimits", "StepTable"]
+__all__ = ["Changes", "Outcome", "StepLimits", "StepTable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +46,62 @@ class Outcome(Enum):
 
 
 @dataclass(slots=True)
+class Changes:
+    """What may answer differently since the feed was last cleared.
+
+    Names in the order they changed, each once, the same on every rank. It may name
+    what came out as before, and never leaves out what did not.
+    """
+
+    clients: dict[str, None] = field(default_factory=dict)
+    """Became known, or was forgotten."""
+    runs: dict[tuple[str, str], None] = field(default_factory=dict)
+    """(client, run) that began or ended."""
+    agents: dict[tuple[str, str], None] = field(default_factory=dict)
+    """(client, agent) whose steps, or steps of the next run, changed."""
+    calls: dict[tuple[str, str, str], None] = field(default_factory=dict)
+    """(client, run, agent) that began or ceased to execute."""
+
+    def __bool__(self) -> bool:
+        return bool(self.agents or self.runs or self.calls or self.clients)
+
+    def clear(self) -> None:
+        self.clients.clear()
+        self.runs.clear()
+        self.agents.clear()
+        self.calls.clear()
+
+
+@dataclass(slots=True)
 class _Run:
     seq: int
     seen: float
     steps: dict[str, int] = field(default_factory=dict)
     likelihood: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def remaining(self) -> int:
-        """Steps until this run has reached its farthest agent."""
-        return max(self.steps.values(), default=0)
+    remaining: int = 0
+    """Steps until this run has reached its farthest agent."""
 
 
 @dataclass(slots=True)
 class _Client:
+    name: str
     seen: float
     runs: dict[str, _Run] = field(default_factory=dict)
     ended: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Tombstones: a late snapshot must not bring an ended run back."""
     nearest: dict[str, dict[int, int]] = field(default_factory=dict)
     """agent -> {steps: number of live runs that say so}."""
+    remaining: dict[int, int] = field(default_factory=dict)
+    """{steps a run has left: number of live runs}."""
     entry: dict[str, int] = field(default_factory=dict)
     """Steps of every agent in the first snapshot of the last run that started."""
     started: int = 0
     """Runs seen so far; from the second on, the client is known to come back."""
+
+    @property
+    def shift(self) -> int | None:
+        """What a next run's steps are counted from; None if none is foreseen."""
+        return min(self.remaining, default=0) if self.started > 1 else None
 
 
 class StepTable:
@@ -79,6 +112,13 @@ class StepTable:
         self.version = 0
         """Grows with every change; equal versions mean equal answers."""
         self._clients: dict[str, _Client] = {}
+        self._feeds: list[Changes] = []
+
+    def watch(self) -> Changes:
+        """A feed of what changes from now on; its holder clears it."""
+        feed = Changes()
+        self._feeds.append(feed)
+        return feed
 
     def apply(self, update: StepUpdate, now: float) -> Outcome:
         """Take in one snapshot. O(agents in it). `now` is in seconds."""
@@ -86,7 +126,7 @@ class StepTable:
         if client is None:
             if len(self._clients) >= self.limits.clients:
                 return Outcome.OVER_CAP
-            client = _Client(seen=now)
+            client = _Client(name=update.client, seen=now)
         if update.run in client.ended:
             return Outcome.STALE
         run = client.runs.get(update.run)
@@ -95,7 +135,9 @@ class StepTable:
             return Outcome.STALE
         if not update.final and self._exceeds(client, run, update):
             return Outcome.OVER_CAP
-        self._clients[update.client] = client
+        if update.client not in self._clients:
+            self._clients[client.name] = client
+            self._mark_client(client)
         client.seen = now
         if update.final:
             self._end_run(client, update.run, now)
@@ -118,10 +160,10 @@ class StepTable:
         run, or never mentioned the agent at a run's start.
         """
         entry = self._clients.get(client)
-        if entry is None or entry.started < 2 or agent not in entry.entry:
+        if entry is None or agent not in entry.entry:
             return None
-        left = min((run.remaining for run in entry.runs.values()), default=0)
-        return left + entry.entry[agent]
+        shift = entry.shift
+        return None if shift is None else shift + entry.entry[agent]
 
     def likelihood(self, client: str, agent: str) -> float | None:
         """How likely the likeliest live run goes on to `agent`; None is unknown."""
@@ -151,7 +193,11 @@ class StepTable:
         horizon = now - self.limits.lease_s
         dropped = [name for name, c in self._clients.items() if c.seen < horizon]
         for name in dropped:
+            client = self._clients[name]
+            for run in list(client.runs):
+                self._drop_run(client, run)
             del self._clients[name]
+            self._mark_client(client)
         changed = bool(dropped)
         for client in self._clients.values():
             for name in [n for n, run in client.runs.items() if run.seen < horizon]:
@@ -163,8 +209,7 @@ class StepTable:
         return dropped
 
     def clear(self) -> None:
-        self._clients.clear()
-        self.version += 1
+        self.expire(float("inf"))
 
     def clients(self) -> Iterator[str]:
         return iter(self._clients)
@@ -193,6 +238,10 @@ class StepTable:
                     counts = nearest.setdefault(agent, {})
                     counts[steps] = counts.get(steps, 0) + 1
             assert nearest == client.nearest, f"step index of {name} is off"
+            remaining = Counter(
+                max(run.steps.values(), default=0) for run in client.runs.values()
+            )
+            assert remaining == client.remaining, f"what {name}'s runs have left is off"
             assert not client.runs.keys() & client.ended.keys(), name
 
     def _exceeds(self, client: _Client, run: _Run | None, update: StepUpdate) -> bool:
@@ -202,23 +251,25 @@ class StepTable:
         return len(client.nearest) + fresh > self.limits.agents_per_client
 
     def _set_run(self, client: _Client, update: StepUpdate, now: float) -> None:
+        entry, shift = client.entry, client.shift
         run = client.runs.get(update.run)
         if run is None:
             run = client.runs[update.run] = _Run(seq=update.seq, seen=now)
+            _count(client.remaining, 0, +1)
             client.started += 1
             if update.steps:
                 client.entry = dict(update.steps)
+            self._mark_run(client, update.run)
         run.seq = update.seq
         run.seen = now
         if update.steps is not None:
-            self._index(client, run.steps, -1)
-            run.steps = dict(update.steps)
-            self._index(client, run.steps, +1)
+            self._move(client, update.run, run, dict(update.steps))
             run.likelihood = {
                 agent: value
                 for agent, value in (update.likelihood or {}).items()
                 if agent in run.steps
             }
+        self._mark_next_run(client, entry, shift)
 
     def _end_run(self, client: _Client, name: str, now: float) -> None:
         self._drop_run(client, name)
@@ -227,16 +278,66 @@ class StepTable:
             client.ended.popitem(last=False)
 
     def _drop_run(self, client: _Client, name: str) -> None:
-        run = client.runs.pop(name, None)
-        if run is not None:
-            self._index(client, run.steps, -1)
+        run = client.runs.get(name)
+        if run is None:
+            return
+        shift = client.shift
+        self._move(client, name, run, {})
+        _count(client.remaining, 0, -1)
+        del client.runs[name]
+        self._mark_run(client, name)
+        self._mark_next_run(client, client.entry, shift)
 
-    @staticmethod
-    def _index(client: _Client, steps: Mapping[str, int], sign: int) -> None:
-        for agent, value in steps.items():
+    def _move(
+        self, client: _Client, name: str, run: _Run, steps: dict[str, int]
+    ) -> None:
+        """Replace a run's snapshot. O(agents in the old one and the new one)."""
+        old, run.steps = run.steps, steps
+        agents: list[str] = []
+        calls: list[str] = []
+        for agent in {**old, **steps}:
+            before, after = old.get(agent), steps.get(agent)
+            if before == after:
+                continue
             counts = client.nearest.setdefault(agent, {})
-            counts[value] = counts.get(value, 0) + sign
-            if not counts[value]:
-                del counts[value]
+            if before is not None:
+                _count(counts, before, -1)
+            if after is not None:
+                _count(counts, after, +1)
             if not counts:
                 del client.nearest[agent]
+            agents.append(agent)
+            if before == 0 or after == 0:
+                calls.append(agent)
+        _count(client.remaining, run.remaining, -1)
+        run.remaining = max(steps.values(), default=0)
+        _count(client.remaining, run.remaining, +1)
+        for feed in self._feeds:
+            feed.agents.update(dict.fromkeys((client.name, agent) for agent in agents))
+            feed.calls.update(
+                dict.fromkeys((client.name, name, agent) for agent in calls)
+            )
+
+    def _mark_next_run(
+        self, client: _Client, entry: dict[str, int], shift: int | None
+    ) -> None:
+        """Mark who a next run would reach, if that is no longer as it was."""
+        if client.shift == shift and client.entry is entry:
+            return
+        waiting = [a for a in {**entry, **client.entry} if a not in client.nearest]
+        for feed in self._feeds:
+            feed.agents.update(dict.fromkeys((client.name, agent) for agent in waiting))
+
+    def _mark_run(self, client: _Client, run: str) -> None:
+        for feed in self._feeds:
+            feed.runs[client.name, run] = None
+
+    def _mark_client(self, client: _Client) -> None:
+        for feed in self._feeds:
+            feed.clients[client.name] = None
+
+
+def _count(counts: dict[int, int], value: int, sign: int) -> None:
+    counts[value] = counts.get(value, 0) + sign
+    if not counts[value]:
+        del counts[value]
