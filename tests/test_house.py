@@ -24,8 +24,13 @@ FLOORS = [
     ["kvflow_sdk.context", "kvflow_sdk.stream", "kvflow_sdk.prompt"],
     ["kvflow_sdk.client", "kvflow_sdk.agent", "kvflow_sdk.openai"],
     ["kvflow_integrations.adapter"],
+    ["kvflow_integrations.calls"],
     ["kvflow_integrations.conformance", "kvflow_integrations.peer"],
-    ["kvflow_integrations.langgraph", "kvflow_integrations.autogen"],
+    [
+        "kvflow_integrations.langgraph",
+        "kvflow_integrations.autogen",
+        "kvflow_integrations.openai_agents",
+    ],
     ["kvflow_integrations"],
     ["kvflow_sdk"],  # the front door: `kvflow.wrap` finds the integration
     ["kvflow_server.policy"],

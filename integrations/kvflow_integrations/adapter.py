@@ -14,11 +14,12 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from kvflow_sdk.client import Client
 
-__all__ = ["Adapter", "KVFlowWarning", "Notices", "Patches"]
+__all__ = ["Adapter", "KVFlowWarning", "Notices", "Patches", "SharedPatches"]
 
 _App = TypeVar("_App")
 _ABSENT = object()
@@ -68,6 +69,33 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+class SharedPatches:
+    """Patches that several wrapped objects need: made for the first, undone by the last.
+
+    `install` sets them.
+    """
+
+    def __init__(self, install: Callable[[Patches], None]) -> None:
+        self._install = install
+        self._patches = Patches()
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def acquire(self) -> None:
+        """One more wrapped object."""
+        with self._lock:
+            if self._users == 0:
+                self._install(self._patches)
+            self._users += 1
+
+    def release(self) -> None:
+        """One less; call it once for each `acquire`."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._patches.undo()
 
 
 class Notices:

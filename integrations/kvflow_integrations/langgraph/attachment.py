@@ -19,12 +19,12 @@ from langgraph.pregel import Pregel
 from langgraph.pregel._loop import PregelLoop
 from langgraph.types import Command
 
-from kvflow_integrations.adapter import Notices, Patches
+from kvflow_integrations import calls
+from kvflow_integrations.adapter import Notices, Patches, SharedPatches
 from kvflow_sdk.client import Client, usable_client
 from kvflow_sdk.context import surround
 from kvflow_sdk.run import Run
 
-from . import calls
 from .topology import Topology, read_topology
 from .tracking import TrackedNode, Tracker, hook_tick
 
@@ -33,9 +33,12 @@ __all__ = ["Attachment", "TrackedGraph", "attach", "release"]
 MAX_PAUSED = 256
 """Interrupted runs of one graph that wait for an answer; the oldest is given up."""
 
-_patches = Patches()
-_users = 0
-_users_lock = threading.Lock()
+
+def _install(patches: Patches) -> None:
+    patches.set(PregelLoop, "tick", hook_tick(PregelLoop.tick))
+
+
+_patches = SharedPatches(_install)
 
 
 class Attachment:
@@ -89,6 +92,12 @@ class Attachment:
         for entry in given_up:
             if entry is not None:
                 entry[0].finish()
+
+    def release(self) -> bool:
+        """No run is tracked from now on; False when that was so already."""
+        with self._lock:
+            first, self.released = not self.released, True
+        return first
 
     def count(self, what: str, error: BaseException) -> None:
         client = usable_client(self._client)
@@ -158,7 +167,6 @@ def _tracked_class(kind: type[Any]) -> type[Any]:
 
 def attach(attachment: Attachment) -> Any:
     """The tracked copy of ``attachment.original``."""
-    global _users
     original = attachment.original
     kind = _tracked_class(type(original))
     tracked = object.__new__(kind)
@@ -167,24 +175,16 @@ def attach(attachment: Attachment) -> Any:
         name: _track(name, node, attachment) for name, node in original.nodes.items()
     }
     tracked._kvflow = attachment
-    with _users_lock:
-        if _users == 0:
-            _patches.set(PregelLoop, "tick", hook_tick(PregelLoop.tick))
-            calls.install(_patches)
-        _users += 1
+    _patches.acquire()
+    calls.patches.acquire()
     return tracked
 
 
 def release(attachment: Attachment) -> None:
     """The tracked copy runs untracked from now on; the last one takes the patches."""
-    global _users
-    with _users_lock:
-        if attachment.released:
-            return
-        attachment.released = True
-        _users -= 1
-        if _users == 0:
-            _patches.undo()
+    if attachment.release():
+        calls.patches.release()
+        _patches.release()
 
 
 def _track(name: str, node: Any, attachment: Attachment) -> Any:

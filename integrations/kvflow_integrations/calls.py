@@ -1,10 +1,14 @@
-"""Tags the LLM calls that a node makes, whichever OpenAI client they go through.
+"""Tags the LLM calls that an agent makes, whichever OpenAI client they go through.
 
-`langchain_openai` and most others end in `openai.OpenAI` or `openai.AsyncOpenAI`, so
-their `_prepare_options` is patched: it is called once per attempt, knows the base URL,
-and is the same for plain, streaming, raw and structured calls in openai 2.8 and 3.x.
-Only calls inside a tracked node that go to a server known as KVFlow are touched, and
+`langchain_openai`, `autogen_ext` and most others end in `openai.OpenAI` or
+`openai.AsyncOpenAI`, so their `_prepare_options` is patched: it is called once per
+attempt, knows the base URL, and is the same for plain, streaming, raw and structured
+calls in openai 2.8 and 3.x.
+Only calls inside a tracked agent that go to a server known as KVFlow are touched, and
 only by one header. Clients of `kvflow_sdk.openai` tag themselves.
+
+All integrations share the one patch: each of its own would, undone out of order, bring
+back another's.
 """
 
 from __future__ import annotations
@@ -13,18 +17,18 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from kvflow_integrations.adapter import Patches
+from kvflow_integrations.adapter import Patches, SharedPatches
 from kvflow_sdk.client import call_headers
 from kvflow_sdk.context import current
 from kvflow_sdk.wire import HEADER
 
-__all__ = ["install"]
+__all__ = ["patches"]
 
 _TAGGED = ("/completions", "/responses")
 """Endpoints that run a model on a prompt."""
 
 
-def install(patches: Patches) -> None:
+def _install(patches: Patches) -> None:
     """Patch the openai client classes, if there are any to patch."""
     try:
         import openai
@@ -81,3 +85,7 @@ def _tag(client: Any, options: Any, themselves: tuple[type, ...]) -> Any:
     if ours:
         options.headers = {**theirs, **ours}
     return options
+
+
+patches = SharedPatches(_install)
+"""In place while anything is wrapped."""
