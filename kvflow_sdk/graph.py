@@ -21,10 +21,20 @@ from typing import Final
 from .errors import GraphError
 from .wire import MAX_NAME_CHARS
 
-__all__ = ["START", "AgentStepGraph", "GraphBuilder", "Group", "Node", "StepIndex"]
+__all__ = [
+    "SEPARATOR",
+    "START",
+    "AgentStepGraph",
+    "GraphBuilder",
+    "Group",
+    "Node",
+    "StepIndex",
+]
 
 START: Final = "__start__"
 """What triggers the entry nodes; the same word as LangGraph's."""
+SEPARATOR: Final = "|"
+"""Joins the names of a node and of what lies inside it to a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +154,11 @@ class GraphBuilder:
         """`source` alone triggers `target`."""
         return self._add(Group(target, frozenset([source]), conditional, unknown))
 
-    def add_barrier(self, sources: Iterable[str], target: str) -> GraphBuilder:
+    def add_barrier(
+        self, sources: Iterable[str], target: str, *, conditional: bool = False
+    ) -> GraphBuilder:
         """All of `sources` together trigger `target`."""
-        return self._add(Group(target, frozenset(sources)))
+        return self._add(Group(target, frozenset(sources), conditional))
 
     def add_entry(self, *names: str, conditional: bool = False) -> GraphBuilder:
         """The beginning of the workflow triggers each of `names`."""

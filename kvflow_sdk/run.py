@@ -15,10 +15,10 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from .distance import Frontier, steps_to_execution
-from .graph import START, AgentStepGraph
+from .graph import SEPARATOR, START, AgentStepGraph
 from .wire import FixedMark, StepUpdate
 
 __all__ = ["Listener", "Run"]
@@ -80,13 +80,21 @@ class Run:
         interrupt that waits for its answer."""
         self._tell(lambda frontier: frontier.suspend(node))
 
-    def superstep(self, *nodes: str) -> None:
+    def superstep(
+        self,
+        *nodes: str,
+        subtree: str | None = None,
+        arrivals: Mapping[int, Iterable[str]] | None = None,
+    ) -> None:
         """A new superstep begins and runs `nodes`, one entry per execution.
 
         What ended before it is over: barriers have received it, and it is no source
-        any longer.
+        any longer. With `subtree` it is a superstep of that node's inner workflow: the
+        node itself and what lies below it, ``subtree|…``; all else goes on. `arrivals`:
+        what barriers have received by now, by number of the group, for frameworks that
+        know it better than the graph does.
         """
-        self._tell(lambda frontier: frontier.superstep(nodes))
+        self._tell(lambda frontier: frontier.superstep(nodes, subtree, arrivals or {}))
 
     def resume(self, *nodes: str) -> None:
         """Go on in the superstep that was interrupted; `nodes` still have to run."""
@@ -204,13 +212,23 @@ class _Frontier:
             _take(self._executing, node)
             self._fired[node] += 1
 
-    def superstep(self, nodes: tuple[str, ...]) -> None:
+    def superstep(
+        self,
+        nodes: tuple[str, ...],
+        subtree: str | None,
+        arrivals: Mapping[int, Iterable[str]],
+    ) -> None:
         self._announced = True
-        self._executing.clear()
-        self._fired.clear()
-        for node in self._holding:
+        for counter in (self._executing, self._fired):
+            for node in [name for name in counter if _within(name, subtree)]:
+                del counter[node]
+        for node in [name for name in self._holding if _within(name, subtree)]:
             self._arrive(node)
-        self._holding.clear()
+            self._holding.remove(node)
+        for group, members in arrivals.items():
+            self._arrivals[group] = set(members)
+            if not self._arrivals[group]:
+                del self._arrivals[group]
         self.fire(nodes)
 
     def resume(self, nodes: tuple[str, ...]) -> None:
@@ -276,6 +294,12 @@ class _Frontier:
         if self._graph is None or group not in self._arrivals:
             return False
         return len(self._arrivals[group]) == self._graph.index.sizes[group]
+
+
+def _within(node: str, subtree: str | None) -> bool:
+    return (
+        subtree is None or node == subtree or node.startswith(f"{subtree}{SEPARATOR}")
+    )
 
 
 def _take(counter: Counter[str], name: str) -> None:

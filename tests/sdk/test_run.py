@@ -299,3 +299,39 @@ def test_events_of_many_threads_add_up() -> None:
     assert recorder.run.snapshot().steps == {"a": 0, "b": 1, "c": 2}
     assert recorder.after("end", "a") == {"b": 1, "c": 2}
     assert recorder.run.snapshot().seq == 3
+
+
+def test_a_superstep_of_an_inner_workflow_leaves_the_outer_one_alone() -> None:
+    run = Run(None, client="c")
+    run.superstep("outer", "team|a")
+    run.start("outer")
+    run.start("team|a")
+    run.end("team|a")
+    run.superstep("team|b", "team", subtree="team")
+    assert run.snapshot().steps == {"outer": 0, "team|b": 0, "team": 0}
+
+
+def test_an_inner_workflow_ends_for_its_own_subtree_only() -> None:
+    builder = GraphBuilder().add_node("a").add_node("team|b").add_node("teams")
+    graph = builder.add_entry("a").add_edge("a", "team|b").add_edge("a", "teams")
+    run = Run(graph.build(), client="c")
+    run.superstep("a")
+    run.start("a")
+    run.end("a")
+    run.superstep("team|b", subtree="team")
+    assert run.snapshot().steps == {"team|b": 0, "teams": 1}
+
+
+def test_told_arrivals_replace_those_that_the_graph_implies() -> None:
+    builder = GraphBuilder().add_node("a").add_node("b").add_node("c")
+    builder.add_entry("a", "b").add_barrier(["a", "b"], "c")
+    graph = builder.build()
+    group = graph.triggers("c")[0]
+    run = Run(graph, client="c")
+    run.superstep("a")
+    run.start("a")
+    run.end("a")
+    run.superstep("b", arrivals={group: []})
+    assert run.snapshot().steps == {"b": 0}
+    run.superstep("b", arrivals={group: ["a"]})
+    assert run.snapshot().steps == {"b": 0, "c": 1}
