@@ -30,6 +30,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow_sdk.wire import StepUpdate
+from kvflow_server.policy.states import StateLedger
 from kvflow_server.policy.steps import Outcome, StepTable
 
 from .component import KVFlowFullComponent
@@ -39,6 +40,7 @@ from .hints import RequestTag, record_outcome, tag_of
 from .loads import LoadTracker
 from .prefetching import Prefetcher
 from .prompts import PromptRegistry
+from .states import look_at_all
 from .tree import KVFlowTreeCore, state_of
 
 __all__ = ["KVFlowCache"]
@@ -72,6 +74,8 @@ class KVFlowCache(UnifiedRadixCache):
         if self.config.mode is not Mode.OFF:
             self.tree_core.use_workflow_order(self.table)
             self.tree_core.suffix_backup_hits = self.config.suffix_backup_hits
+        if self.config.debug:
+            self.tree_core.ledger = StateLedger()
         self._attached = True
 
     @property
@@ -235,12 +239,15 @@ class KVFlowCache(UnifiedRadixCache):
             self.prompts.clear()
             self.loads.clear()
             self.prefetcher.clear()
+            if self.tree_core.ledger is not None:
+                self.tree_core.ledger.clear()
         super()._reset_full()
 
     def check_integrity(self) -> None:
         """KVFlow's own invariants. SGLang's are `sanity_check()`."""
         self.table.check_integrity()
         self.tree_core.check_integrity()
+        look_at_all(self.tree_core)
 
 
 def _up_to(params: InsertParams, cut: int, done: int) -> InsertParams:

@@ -16,8 +16,10 @@ from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
 from kvflow_server.policy.priority import EvictionKey
+from kvflow_server.policy.states import KVState
 
-from .tree import state_of
+from .states import kv_state
+from .tree import KVFlowTreeCore, state_of
 
 __all__ = ["KVFlowFullComponent"]
 
@@ -25,6 +27,7 @@ __all__ = ["KVFlowFullComponent"]
 class KVFlowFullComponent(FullComponent):
     """`FullComponent` with an eviction ceiling and prefetch accounting."""
 
+    tree_core: KVFlowTreeCore
     _ceiling: EvictionKey | None = None
     _evict_device_last_node: Any
 
@@ -76,9 +79,14 @@ class KVFlowFullComponent(FullComponent):
         target: EvictLayer = EvictLayer.DEVICE,
     ) -> tuple[int, int]:
         state = state_of(node)
+        ledger = self.tree_core.ledger
+        if ledger is not None:
+            ledger.see(node.id, kv_state(node))
         freed: tuple[int, int] = super().evict_component(
             node, device_frees, host_frees, cache_actions, target
         )
+        if ledger is not None and freed[0] and node.backuped:
+            ledger.see(node.id, KVState.BACKED_UP)
         if state.prefetched is not None and freed[0]:
             self.unused_prefetches.append((state.prefetched, freed[0]))
             state.prefetched = None

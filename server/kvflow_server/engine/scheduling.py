@@ -11,6 +11,7 @@ from kvflow_server.policy.admission import PathStatus, Verdict, decide
 from .cache import KVFlowCache
 from .config import Mode
 from .hints import read_request_hints, tag_of
+from .states import read_early
 from .tree import state_of
 
 __all__ = ["KVFlowPrefillAdder", "after_pass", "before_flush", "tag_request"]
@@ -119,6 +120,7 @@ def after_pass(plan: Any, scheduler: Any) -> None:
         )
     if cache.config.debug:
         cache.check_integrity()
+        read_early(cache.tree_core, [*running, *batch])
 
 
 def before_flush(scheduler: Any, *_args: Any, **_kwargs: Any) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .tree import PromptHandle, state_of
+from kvflow_server.policy.states import KVState
+
+from .states import kv_state
+from .tree import PromptHandle
 
 if TYPE_CHECKING:
     from .cache import KVFlowCache
@@ -74,15 +77,7 @@ def _agent(cache: KVFlowCache, client: str, agent: str) -> dict[str, Any]:
 
 def _prompt(cache: KVFlowCache, handle: PromptHandle) -> dict[str, int]:
     """Tokens of one fixed prompt by the state they are in; the states add up."""
-    tokens = {"in_gpu": 0, "loading": 0, "offloading": 0, "backed_up": 0}
+    tokens = {state.value: 0 for state in KVState}
     for node in cache.tree_core.path_to_root(handle.node):
-        tokens[_node_state(node)] += len(node.key)
+        tokens[kv_state(node).value] += len(node.key)
     return {"tokens": handle.tokens, **tokens}
-
-
-def _node_state(node: Any) -> str:
-    if node.evicted:
-        return "backed_up"
-    if state_of(node).load is not None:
-        return "loading"
-    return "in_gpu" if node.write_through_pending_id is None else "offloading"

@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
 )
 
 from kvflow_server.policy.priority import EvictionKey, Owner, eviction_key
+from kvflow_server.policy.states import StateLedger
 from kvflow_server.policy.steps import StepTable
 
 __all__ = ["KVFlowTreeCore", "LoadOperation", "NodeState", "PromptHandle", "state_of"]
@@ -97,6 +98,8 @@ class KVFlowTreeCore(UnifiedTreeCore):
     suffix_backup_hits = 1
     writing_suffix = False
     """Set while the dynamic suffix of a tagged request is being inserted."""
+    ledger: StateLedger | None = None
+    """In debug mode: what becomes of every node's state."""
 
     def use_workflow_order(self, table: StepTable) -> None:
         """Order eviction by the workflow instead of the configured policy."""
@@ -118,10 +121,14 @@ class KVFlowTreeCore(UnifiedTreeCore):
         new.owner = old.owner
         new.load = old.load
         new.prefetched = old.prefetched
+        if self.ledger is not None:
+            self.ledger.split(child.id, new_node.id)
         return new_node, action
 
     def _remove_leaf_from_parent(self, node: UnifiedTreeNode) -> None:
         super()._remove_leaf_from_parent(node)
+        if self.ledger is not None:
+            self.ledger.leave(node.id)
         for handle in list(state_of(node).handles):
             self.detach(handle)
 
@@ -148,6 +155,10 @@ class KVFlowTreeCore(UnifiedTreeCore):
     def find_node(self, node_id: int) -> UnifiedTreeNode | None:
         """The node, or None once it has left the tree."""
         return self._node_arena.get(node_id)
+
+    def nodes(self) -> Iterator[UnifiedTreeNode]:
+        """Every node but the root, in no particular order."""
+        return (n for n in self._node_arena.values() if n is not self.root_node)
 
     def path_to_root(self, node: UnifiedTreeNode) -> Iterator[UnifiedTreeNode]:
         """The node and its ancestors, deepest first, without the root."""

@@ -218,6 +218,7 @@ def build(
         mode=mode,
         prefetch=PrefetchLimits(piece_tokens=piece, horizon=horizon),
         suffix_backup_hits=suffix_backup_hits,
+        debug=True,
     )
     cache = UnifiedRadixCache(params) if stock else KVFlowCache(params, config)
     if host:

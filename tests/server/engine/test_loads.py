@@ -26,10 +26,10 @@ def evicted(make_harness: Make) -> Any:
 
 
 def states(harness: Any, tokens: list[int]) -> list[str]:
-    from kvflow_server.engine.state import _node_state
+    from kvflow_server.engine.states import kv_state
 
     walk = harness.cache.tree_core.walk(harness.key(tokens))
-    return [_node_state(node) for node in walk]
+    return [kv_state(node).value for node in walk]
 
 
 def test_the_next_agent_comes_back_piece_by_piece(evicted: Any) -> None:
