@@ -82,6 +82,11 @@ def wrap(app: _T, *, client: Client | None = None, name: str | None = None) -> _
 
         wrapped: _T = langgraph.wrap(app, client=client, name=name)
         return wrapped
+    if "sglang" in modules and "sglang" in sys.modules:
+        from kvflow_integrations import sglang_lang
+
+        endpoint: _T = sglang_lang.wrap(app, client=client, name=name)
+        return endpoint
     raise UnsupportedError(
         f"kvflow.wrap takes a compiled LangGraph graph (graph.compile()), not "
         f"{type(app).__module__}.{type(app).__qualname__}; for plain functions use "

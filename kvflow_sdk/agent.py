@@ -30,7 +30,7 @@ from .wire import FixedMark
 if TYPE_CHECKING:
     from .graph import AgentStepGraph
 
-__all__ = ["agent", "step", "workflow"]
+__all__ = ["Execution", "agent", "step", "workflow"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,7 +99,7 @@ class step(_Block[Call | None]):  # noqa: N801 - used like a function
         wire.check_name(name, "agent")
         if fixed is not None:
             wire.check_fixed(fixed)
-        super().__init__(lambda: _Execution(name, fixed, client))
+        super().__init__(lambda: Execution(name, fixed, client))
 
     def _entered(self, scope: Scope) -> Call | None:
         return scope.call
@@ -156,7 +156,9 @@ class _RunExtent(Extent):
                 self._run.finish()
 
 
-class _Execution(Extent):
+class Execution(Extent):
+    """One execution of the agent `name`, in the current run or one of its own."""
+
     def __init__(
         self, name: str, fixed: FixedMark | None, client: Client | None
     ) -> None:
