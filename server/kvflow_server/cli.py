@@ -78,8 +78,10 @@ def serve(
         Mode,
         typer.Option(
             "--kvflow-mode",
-            help="full: eviction by workflow, and prefetch. evict: eviction only. "
-            "off: metadata is accepted and the cache is ordered as stock.",
+            help="How much of KVFlow is on. full: all of it. evict: its eviction "
+            "order, no prefetch. steps: the paper's policy, nothing more. protect: "
+            "fixed and shared prompts are protected, no steps, no prefetch. off: "
+            "metadata is accepted and the cache is ordered as stock.",
         ),
     ] = Mode.FULL,
     stock: Annotated[

@@ -143,7 +143,7 @@ def _check(options: ServeOptions, said: _Said, emulated: bool) -> None:
         )
     if not options.hicache and said("--enable-hierarchical-cache"):
         raise ServeError("--no-hicache contradicts --enable-hierarchical-cache")
-    if not options.hicache and not options.stock and options.mode is Mode.FULL:
+    if not options.hicache and not options.stock and options.mode.prefetches:
         raise ServeError(
             "--no-hicache leaves nothing to prefetch from: add --kvflow-mode evict, "
             "or --kvflow-stock"

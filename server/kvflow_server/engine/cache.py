@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,11 +69,11 @@ class KVFlowCache(UnifiedRadixCache):
             ComponentType.FULL: KVFlowFullComponent,
         }
         super().__init__(params)
+        self.tree_core.use_order(self.table, self.config.mode.order, self._cap())
         self.loads = LoadTracker(self)
         self.prompts = PromptRegistry(self.tree_core, self.config.prompts_per_agent)
         self.prefetcher = Prefetcher(self)
         if self.config.mode is not Mode.OFF:
-            self.tree_core.use_workflow_order(self.table)
             self.tree_core.suffix_backup_hits = self.config.suffix_backup_hits
         if self.config.debug:
             self.tree_core.ledger = StateLedger()
@@ -82,6 +83,13 @@ class KVFlowCache(UnifiedRadixCache):
     def full_component(self) -> KVFlowFullComponent:
         component: KVFlowFullComponent = self.components[ComponentType.FULL]
         return component
+
+    def _cap(self) -> float:
+        """Tokens that one client may protect: the paper's policy knows no cap."""
+        share = self.config.protected_share
+        if share >= 1 or self.config.mode in (Mode.OFF, Mode.STEPS):
+            return float("inf")
+        return share * int(self.token_to_kv_pool_allocator.size)
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         """Attach host memory, with an event slot for every copy KVFlow may start."""
@@ -97,6 +105,7 @@ class KVFlowCache(UnifiedRadixCache):
     def apply_update(self, update: StepUpdate) -> Outcome:
         """Take in one step update, in band or out of band."""
         outcome = self.table.apply(update, time.monotonic())
+        self.prompts.settle()
         record_outcome(self, update, outcome)
         return outcome
 
@@ -109,7 +118,7 @@ class KVFlowCache(UnifiedRadixCache):
         for client in self.table.expire(now):
             self.prompts.drop_client(client)
             self.prefetcher.drop_client(client)
-        self.prompts.forget_dead()
+        self.prompts.settle()
 
     # Writing: the boundary becomes a node, the suffix gets its owner.
 
@@ -145,7 +154,8 @@ class KVFlowCache(UnifiedRadixCache):
         done = 0
         boundary = self._boundary(tag)
         cuts = self._cuts(boundary, len(params.key))
-        for cut in self.tree_core.missing_boundaries(params.key, cuts):
+        tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
+        for cut in missing:
             super().insert(_up_to(params, cut, done))
             done = cut
         self.tree_core.writing_suffix = len(params.key) > boundary
@@ -179,8 +189,8 @@ class KVFlowCache(UnifiedRadixCache):
                 )
             if end <= boundary:
                 return
-            if not state_of(step).handles:
-                state_of(step).owner = tag.owner
+            if not state_of(step).fixed:
+                self.tree_core.note_use(step, tag.owner, found=end <= tag.found)
             end -= len(step.key)
 
     def _crosses_a_load(self, req: Any, up_to: int) -> bool:
@@ -246,6 +256,7 @@ class KVFlowCache(UnifiedRadixCache):
     def check_integrity(self) -> None:
         """KVFlow's own invariants. SGLang's are `sanity_check()`."""
         self.table.check_integrity()
+        self.prompts.settle()
         self.tree_core.check_integrity()
         look_at_all(self.tree_core)
 
@@ -268,4 +279,5 @@ def _past(params: InsertParams, done: int) -> InsertParams:
 
 
 def _digest(req: Any, boundary: int) -> int:
-    return hash((bytes(req.origin_input_ids[:boundary]), req.extra_key, req.cache_salt))
+    tokens = array("q", req.origin_input_ids[:boundary]).tobytes()
+    return hash((tokens, req.extra_key, req.cache_salt))

@@ -1,4 +1,7 @@
-"""The full-attention component: eviction that stops at a ceiling.
+"""The full-attention component: eviction in the order that the tree keeps.
+
+SGLang's builds a heap over all leaves for each eviction; here the leaf sets are in
+order already (`LeafSet`), so a victim costs O(log leaves) on either tier.
 
 `load_back` evicts whatever it takes to make room. For an on-demand load that is right;
 a prefetch may displace only what comes earlier in the eviction order than what it
@@ -7,7 +10,6 @@ brings in. The ceiling says where to stop.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
-from kvflow_server.policy.priority import EvictionKey
+from kvflow_server.policy.priority import EvictionClass, EvictionKey
 from kvflow_server.policy.states import KVState
 
 from .states import kv_state
@@ -25,25 +27,39 @@ __all__ = ["KVFlowFullComponent"]
 
 
 class KVFlowFullComponent(FullComponent):
-    """`FullComponent` with an eviction ceiling and prefetch accounting."""
+    """`FullComponent` with ordered leaves, a ceiling and prefetch accounting."""
 
     tree_core: KVFlowTreeCore
     _ceiling: EvictionKey | None = None
-    _evict_device_last_node: Any
+    _beneficiary: str | None = None
+    _evict_device_last_node: Any = None
 
     def __init__(self, cache: Any, params: Any) -> None:
         super().__init__(cache, params)
         self.unused_prefetches: list[tuple[str, int]] = []
         """(client, tokens) of prefetched nodes evicted before anyone used them."""
+        self.evicted_tokens: dict[EvictionClass, int] = dict.fromkeys(EvictionClass, 0)
+        """Device tokens evicted so far, by the class they went in."""
 
     @contextmanager
-    def evict_below(self, ceiling: EvictionKey) -> Iterator[None]:
-        """Within the block, evict from the device only nodes ordered before it."""
-        self._ceiling = ceiling
+    def evict_below(
+        self, ceiling: EvictionKey, beneficiary: str | None = None
+    ) -> Iterator[None]:
+        """Within the block, evict from the device only nodes ordered before it.
+
+        `beneficiary` is the client that room is made for: nothing of its own is
+        counted as more than its share.
+        """
+        self._ceiling, self._beneficiary = ceiling, beneficiary
         try:
             yield
         finally:
-            self._ceiling = None
+            self._ceiling = self._beneficiary = None
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        self.tree_core.settle()
+        self._evict_device_request_cnt = request_cnt
+        self._evict_device_last_node = None
 
     def _evict_device_next_node(
         self,
@@ -52,23 +68,45 @@ class KVFlowFullComponent(FullComponent):
         host_frees: dict[Any, list[Any]],
         cache_actions: list[Any],
     ) -> int | None:
-        """As in `FullComponent`, but never past the ceiling."""
-        leaves = self.tree_core.evictable_device_leaves
-        heap = self._evict_device_heap
+        """As in `FullComponent`, but in the tree's order and never past the ceiling."""
+        tree = self.tree_core
+        leaves = tree.evictable_device_leaves
         last, self._evict_device_last_node = self._evict_device_last_node, None
-        if last is not None and last.parent in leaves:
-            key = self.session_ref_eviction_strategy(last.parent)
-            heapq.heappush(heap, (key, last.parent))
-        while heap and tracker[self.component_type] < self._evict_device_request_cnt:
-            key, node = heap[0]
-            if node in leaves and self._ceiling is not None and key >= self._ceiling:
-                return None
-            heapq.heappop(heap)
-            if node in leaves:
-                self._evict_device_last_node = node
-                victim: int = node.id
-                return victim
-        return None
+        if last is not None and last in leaves:
+            # It could not be evicted: SGLang does not try it twice either.
+            leaves.set_aside(last)
+        if tracker[self.component_type] >= self._evict_device_request_cnt:
+            return None
+        entry = leaves.order.first(tree.protection, self._beneficiary)
+        if entry is None or (self._ceiling is not None and entry >= self._ceiling):
+            return None
+        node = self._evict_device_last_node = entry[-1]
+        self.evicted_tokens[entry[0]] += len(node.key)
+        victim: int = node.id
+        return victim
+
+    def _evict_device_end(self) -> None:
+        self._evict_device_last_node = None
+        self.tree_core.evictable_device_leaves.give_back()
+
+    def drive_host_eviction(
+        self,
+        num_tokens: int,
+        tracker: dict[Any, int],
+        device_frees: dict[Any, list[Any]],
+        host_frees: dict[Any, list[Any]],
+        cache_actions: list[Any],
+    ) -> None:
+        """As in `FullComponent`, but in the tree's order."""
+        self.tree_core.settle()
+        leaves = self.tree_core.evictable_host_leaves
+        while tracker[self.component_type] < num_tokens:
+            entry = leaves.order.first()
+            if entry is None:
+                return
+            self.tree_core._evict_host_leaf(
+                entry[-1], tracker, device_frees, host_frees, cache_actions
+            )
 
     def evict_component(
         self,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from kvflow_server.policy.prefetch import PrefetchLimits
+from kvflow_server.policy.priority import Order
 from kvflow_server.policy.steps import StepLimits
 
 __all__ = ["EngineConfig", "EngineConfigError", "Mode"]
@@ -22,13 +23,34 @@ class EngineConfigError(ValueError):
 
 
 class Mode(Enum):
-    """How much of KVFlow is on, for ablations."""
+    """How much of KVFlow is on, so that every claim can be taken apart."""
 
     OFF = "off"
     """Metadata is taken in and reported; eviction order is SGLang's LRU."""
+    PROTECT = "protect"
+    """Fixed prompts and what several have used are protected; no steps, no prefetch."""
+    STEPS = "steps"
+    """The paper's policy and nothing more: steps, prefetch, status-aware scheduling."""
     EVICT = "evict"
-    """Workflow-aware eviction, no prefetch."""
+    """The whole eviction order, no prefetch."""
     FULL = "full"
+
+    @property
+    def order(self) -> Order:
+        """The eviction order."""
+        return _ORDERS.get(self, Order.WORKFLOW)
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether prompts are fetched ahead, and requests skipped while they load."""
+        return self in (Mode.STEPS, Mode.FULL)
+
+
+_ORDERS = {
+    Mode.OFF: Order.RECENCY,
+    Mode.PROTECT: Order.CLASSES,
+    Mode.STEPS: Order.STEPS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,9 @@ class EngineConfig:
     max_skips: int = 256
     """Scheduler passes a request may be passed over while its prefix loads."""
     prompts_per_agent: int = 8
+    protected_share: float = 0.5
+    """Of the device pool: what one client's prompts hold above it competes by recency
+    with unknown entries, so that nobody starves the others. 1 sets no cap."""
     suffix_backup_hits: int = 2
     """A dynamic suffix is backed up to host memory once it has been used this often;
     1 backs up everything at once, as SGLang's write-through does."""
@@ -65,6 +90,10 @@ class EngineConfig:
                 lease_s=_integer(env, "KVFLOW_LEASE_S", 600, low=1, high=1 << 24)
             ),
             max_skips=_integer(env, "KVFLOW_MAX_SKIPS", 256, low=0, high=1 << 20),
+            protected_share=_integer(
+                env, "KVFLOW_PROTECTED_PERCENT", 50, low=1, high=100
+            )
+            / 100,
             suffix_backup_hits=_integer(
                 env, "KVFLOW_SUFFIX_BACKUP_HITS", 2, low=1, high=1 << 20
             ),

@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
 from .cache import KVFlowCache
-from .config import EngineConfig, EngineConfigError, Mode
+from .config import EngineConfig, EngineConfigError
 from .seams import (
     BACKEND,
     HTTP_READY,
@@ -46,7 +46,7 @@ def create_cache(ctx: Any) -> Any:
     except EngineConfigError as error:
         problems.append(str(error))
         config = EngineConfig()
-    if config.mode is Mode.FULL and not ctx.enable_hierarchical_cache:
+    if config.mode.prefetches and not ctx.enable_hierarchical_cache:
         problems.append(
             "prefetch needs host memory: add --enable-hierarchical-cache, or choose "
             "eviction only with KVFLOW_MODE=evict (kvflow serve --kvflow-mode evict)"

@@ -25,6 +25,8 @@ class RequestTag:
     """0: nothing is known to be fixed."""
     digest: int | None = None
     """Of the fixed prompt's tokens and namespace; set at the first insert."""
+    found: int = 0
+    """Tokens of the path that were in the tree before the last insert."""
 
 
 def tag_of(req: Any) -> RequestTag | None:

@@ -40,7 +40,7 @@ class Prefetcher:
         """
         self._settle_unused()
         self._start_demand()
-        if self._cache.config.mode is not Mode.FULL:
+        if not self._cache.config.mode.prefetches:
             return
         if self._stamp() != self._planned_at:
             self._plan(busy(), reserve())
@@ -83,6 +83,8 @@ class Prefetcher:
         cache = self._cache
         owners = [owner for owner in cache.prompts.agents() if owner not in busy]
         for choice in rank_candidates(cache.table, owners, self._limits):
+            if choice.retained and cache.config.mode is Mode.STEPS:
+                continue
             if not self._credit_allows(choice.client):
                 continue
             for handle in cache.prompts.handles(choice.client, choice.agent):
@@ -115,7 +117,7 @@ class Prefetcher:
         if room - tokens < reserve:
             cache.counters.prefetch_refused += 1
             return False
-        with cache.full_component.evict_below(_ceiling(choice)):
+        with cache.full_component.evict_below(_ceiling(choice), choice.client):
             operation = cache.loads.start(target)
         if operation is None:
             cache.counters.prefetch_refused += 1

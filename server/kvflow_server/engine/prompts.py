@@ -1,9 +1,12 @@
-"""The fixed prompts that the tree holds, by (client, agent)."""
+"""The fixed prompts that the tree holds, by client and agent, and how near they are."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
+
+from kvflow_server.policy.priority import prompt_rank
 
 from .tree import KVFlowTreeCore, PromptHandle
 
@@ -12,63 +15,106 @@ __all__ = ["PromptRegistry"]
 
 class PromptRegistry:
     """(client, agent) -> its prompts. An agent may own several: a node that calls a
-    model with two prompts has two boundaries, not drift."""
+    model with two prompts has two boundaries, not drift.
+
+    It also carries what clients say on to the tree (`settle`).
+    """
 
     def __init__(self, tree: KVFlowTreeCore, prompts_per_agent: int) -> None:
         self._tree = tree
         self._cap = prompts_per_agent
-        self._handles: dict[tuple[str, str], dict[int, PromptHandle]] = {}
+        self._clients: dict[str, dict[str, list[PromptHandle]]] = {}
+        """Most recent prompt last."""
+        self._changes = tree.table.watch()
         self.version = 0
         """Grows whenever a prompt appears, moves or goes."""
+        tree.prompt_gone = self._forget
+        tree.settle = self.settle
 
     def record(
         self, client: str, agent: str, digest: int, tokens: int, node: Any
     ) -> None:
         """A prompt of (client, agent) ends at `node`; the oldest over the cap goes."""
-        owned = self._handles.setdefault((client, agent), {})
-        handle = owned.pop(digest, None)
-        if handle is not None and handle.node is node:
-            owned[digest] = handle
-            return
-        if handle is not None:
-            self._tree.detach(handle)
-        handle = PromptHandle(client, agent, digest, tokens, node)
-        owned[digest] = handle
+        client, agent = sys.intern(client), sys.intern(agent)
+        owned = self._clients.setdefault(client, {}).setdefault(agent, [])
+        known = next((handle for handle in owned if handle.digest == digest), None)
+        if known is not None:
+            owned.remove(known)
+            if known.node is node:
+                owned.append(known)
+                return
+            self._tree.detach(known)
+        rank = prompt_rank(self._tree.table, self._tree.order, client, agent)
+        handle = PromptHandle(client, agent, digest, tokens, node, rank)
+        owned.append(handle)
         self._tree.attach(handle)
         while len(owned) > self._cap:
-            self._tree.detach(owned.pop(next(iter(owned))))
+            self._tree.detach(owned.pop(0))
         self.version += 1
 
+    def settle(self) -> None:
+        """Bring the tree's order up to date with what clients have said. O(changed
+        agents · depth); nothing to do costs nothing."""
+        changes = self._changes
+        if not changes:
+            return
+        stale: dict[Any, None] = {}
+        for client in changes.clients:
+            for agent in self._clients.get(client, ()):
+                self._rerank(client, agent, stale)
+        for client, agent in changes.agents:
+            self._rerank(client, agent, stale)
+        writers = self._tree.writers
+        for client, run in changes.runs:
+            stale.update(dict.fromkeys(writers.of_run(client, run)))
+        for client, run, agent in changes.calls:
+            stale.update(dict.fromkeys(writers.of_call(client, run, agent)))
+        changes.clear()
+        for node in stale:
+            self._tree.rekey(node)
+
+    def _rerank(self, client: str, agent: str, stale: dict[Any, None]) -> None:
+        owned = self._clients.get(client, {}).get(agent)
+        if owned:
+            rank = prompt_rank(self._tree.table, self._tree.order, client, agent)
+            for handle in owned:
+                self._tree.rerank(handle, rank, stale)
+
     def handles(self, client: str, agent: str) -> list[PromptHandle]:
-        """The agent's prompts that are still in the tree, most recent last."""
-        owned = self._handles.get((client, agent), {})
-        return [handle for handle in owned.values() if handle.node is not None]
+        """The agent's prompts, most recent last."""
+        return list(self._clients.get(client, {}).get(agent, ()))
 
     def agents(self) -> Iterator[tuple[str, str]]:
-        return iter(self._handles)
-
-    def forget_dead(self) -> None:
-        """Drop the prompts whose nodes have left the tree."""
-        for key, owned in list(self._handles.items()):
-            for digest in [d for d, h in owned.items() if h.node is None]:
-                del owned[digest]
-            if not owned:
-                del self._handles[key]
+        """Every (client, agent) that has a prompt in the tree."""
+        for client, agents in self._clients.items():
+            for agent in agents:
+                yield client, agent
 
     def drop_client(self, client: str) -> None:
         """The client's lease has ended: its prompts are ordinary cache entries."""
-        for key in [key for key in self._handles if key[0] == client]:
-            for handle in self._handles.pop(key).values():
+        for owned in self._clients.pop(client, {}).values():
+            for handle in owned:
                 self._tree.detach(handle)
             self.version += 1
 
     def clear(self) -> None:
         """The tree was reset: every node is gone."""
-        for owned in self._handles.values():
-            for handle in owned.values():
-                handle.node = None
-        self._handles.clear()
+        for agents in self._clients.values():
+            for owned in agents.values():
+                for handle in owned:
+                    handle.node = None
+        self._clients.clear()
         self.version += 1
 
     def __len__(self) -> int:
-        return sum(len(owned) for owned in self._handles.values())
+        return sum(len(o) for a in self._clients.values() for o in a.values())
+
+    def _forget(self, handle: PromptHandle) -> None:
+        """The handle's node has left the tree."""
+        agents = self._clients[handle.client]
+        agents[handle.agent].remove(handle)
+        if not agents[handle.agent]:
+            del agents[handle.agent]
+        if not agents:
+            del self._clients[handle.client]
+        self.version += 1

@@ -9,7 +9,6 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from kvflow_server.policy.admission import PathStatus, Verdict, decide
 
 from .cache import KVFlowCache
-from .config import Mode
 from .hints import read_request_hints, tag_of
 from .states import read_early
 from .tree import state_of
@@ -41,7 +40,7 @@ class KVFlowPrefillAdder(PrefillAdder):
 
     def _decide(self, req: Any, operations: list[Any]) -> Verdict:
         cache = self.tree_cache
-        if cache.config.mode is not Mode.FULL:
+        if not cache.config.mode.prefetches:
             return Verdict.ADMIT
         worth_loading = req.host_hit_length >= cache.load_back_threshold
         if not operations and not worth_loading:

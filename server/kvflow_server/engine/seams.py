@@ -182,7 +182,14 @@ SEAMS: tuple[Seam, ...] = (
         ".register_tree_core_backend",
         ("name", "factory"),
     ),
-    Seam("sglang.srt.mem_cache.evict_policy.EvictionStrategy.get_priority", ("node",)),
+    Seam(f"{_CORE}.reset"),
+    Seam(f"{_CORE}._touch_node", ("node",)),
+    Seam(f"{_CORE}._match_post_processor", ("params", "value", "best_match_node")),
+    Seam(f"{_CORE}._update_evictable_leaf_sets", ("node",)),
+    Seam(
+        f"{_CORE}._evict_host_leaf",
+        ("node", "tracker", "device_frees", "host_frees", "cache_actions"),
+    ),
     Seam(f"{_CORE}._new_node", ("priority",)),
     Seam(f"{_CORE}._split_node", ("key", "child", "split_len")),
     Seam(f"{_CORE}._remove_leaf_from_parent", ("node",)),
@@ -196,6 +203,12 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_CACHE}.ready_to_load_host_cache"),
     Seam(f"{_CACHE}._reset_full"),
     Seam(f"{_CACHE}.evictable_size"),
+    Seam(f"{_FULL}._evict_device_start", ("request_cnt",)),
+    Seam(f"{_FULL}._evict_device_end"),
+    Seam(
+        f"{_FULL}.drive_host_eviction",
+        ("num_tokens", "tracker", "device_frees", "host_frees", "cache_actions"),
+    ),
     Seam(
         f"{_FULL}._evict_device_next_node",
         ("tracker", "device_frees", "host_frees", "cache_actions"),

@@ -4,106 +4,133 @@ Every node carries a `NodeState`: the prompts (handles) that end in its subtree,
 wrote it, and the copy it is waiting for. Nodes are born in `_new_node`, split in
 `_split_node`, and die in `_remove_leaf_from_parent` or `reset`; they never merge, so
 these four are all the places that keep the state right.
+
+The evictable leaves of both tiers are kept in the order of their keys (`LeafSet`). A
+leaf's key changes when it is touched, when it changes hands, and when what the client
+says about its prompts changes; each of these rekeys the leaf on the spot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sglang.srt.mem_cache.evict_policy import EvictionStrategy
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.unified_cache.component_type import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
     UnifiedTreeCore,
     UnifiedTreeNode,
 )
 
-from kvflow_server.policy.priority import EvictionKey, Owner, eviction_key
+from kvflow_server.policy.priority import Order, Owner, Rank, Use, suffix_rank
 from kvflow_server.policy.states import StateLedger
 from kvflow_server.policy.steps import StepTable
+from kvflow_server.policy.victims import Entry, Protection, Subtree
+
+from .index import LeafSet, Writers
+from .integrity import check_tree
+from .node import LoadOperation, NodeState, PromptHandle, state_of
 
 __all__ = ["KVFlowTreeCore", "LoadOperation", "NodeState", "PromptHandle", "state_of"]
 
 
-class LoadOperation:
-    """One host-to-device copy in flight that KVFlow started. Compared by identity."""
-
-    __slots__ = ("anchor", "joined", "producer", "tokens")
-
-    def __init__(self, anchor: int, producer: int, tokens: int) -> None:
-        self.anchor = anchor
-        """Node id under which SGLang acknowledges the copy."""
-        self.producer = producer
-        """Index of the layer events that a batch waits on to join the copy."""
-        self.tokens = tokens
-        self.joined = False
-
-
-class PromptHandle:
-    """One fixed prompt of one (client, agent), and the node it ends at."""
-
-    __slots__ = ("agent", "client", "digest", "node", "tokens")
-
-    def __init__(
-        self, client: str, agent: str, digest: int, tokens: int, node: Any
-    ) -> None:
-        self.client = client
-        self.agent = agent
-        self.digest = digest
-        """Hash of the prompt's tokens and namespace; tells prompts apart."""
-        self.tokens = tokens
-        self.node = node
-
-
-class NodeState:
-    """What KVFlow knows of one node."""
-
-    __slots__ = ("handles", "load", "owner", "prefetched")
-
-    def __init__(self) -> None:
-        self.handles: dict[PromptHandle, None] = {}
-        """Prompts that end in the node's subtree, the node itself included."""
-        self.owner: Owner | None = None
-        self.load: LoadOperation | None = None
-        """Set while the device slots are still being written: LOADING."""
-        self.prefetched: str | None = None
-        """The client whose prefetch brought the node in and has not used it yet."""
-
-
-def state_of(node: Any) -> NodeState:
-    state: NodeState = node.kvflow
-    return state
-
-
-class WorkflowStrategy(EvictionStrategy):
-    """SGLang's eviction strategy interface over `policy.priority`."""
-
-    def __init__(self, table: StepTable) -> None:
-        self.table = table
-
-    def get_priority(self, node: Any) -> EvictionKey:
-        state = state_of(node)
-        return eviction_key(
-            self.table,
-            {(handle.client, handle.agent) for handle in state.handles},
-            state.owner,
-            node.last_access_time,
-        )
-
-
 class KVFlowTreeCore(UnifiedTreeCore):
-    """`UnifiedTreeCore` with fixed-prompt handles on its nodes."""
+    """`UnifiedTreeCore` with fixed prompts on its nodes and its leaves in order."""
 
+    evictable_device_leaves: LeafSet
+    evictable_host_leaves: LeafSet
     suffix_backup_hits = 1
     writing_suffix = False
     """Set while the dynamic suffix of a tagged request is being inserted."""
     ledger: StateLedger | None = None
     """In debug mode: what becomes of every node's state."""
 
-    def use_workflow_order(self, table: StepTable) -> None:
-        """Order eviction by the workflow instead of the configured policy."""
-        self.eviction_strategy = WorkflowStrategy(table)
+    def __init__(self, params: Any, components: Any) -> None:
+        self.table = StepTable()
+        self.order = Order.RECENCY
+        self.protection = Protection()
+        self.writers = Writers()
+        self.prompt_gone: Callable[[PromptHandle], None] = lambda handle: None
+        """Called when a prompt's node has left the tree."""
+        self.settle: Callable[[], None] = lambda: None
+        """Called before victims are chosen: brings keys up to date with the table."""
+        super().__init__(params, components)
+
+    def use_order(self, table: StepTable, order: Order, cap: float) -> None:
+        """Order eviction so; `cap` tokens of a client are protected at most. To be
+        called while the tree is empty."""
+        self.table, self.order = table, order
+        self.protection = Protection(cap)
+
+    def reset(self) -> None:
+        super().reset()
+        self.evictable_device_leaves = LeafSet(self._entry_of)
+        self.evictable_host_leaves = LeafSet(self._entry_of)
+        self.protection.clear()
+        self.writers.clear()
+
+    # The order of the leaves.
+
+    def rank_of(self, node: UnifiedTreeNode) -> Rank:
+        state = state_of(node)
+        if state.subtree is not None:
+            return state.subtree.nearest
+        return suffix_rank(self.table, self.order, state.owner, state.use)
+
+    def _entry_of(self, node: UnifiedTreeNode) -> Entry:
+        subtree = state_of(node).subtree
+        client = subtree.client if subtree is not None else None
+        rank = self.rank_of(node)
+        return (*rank, node.last_access_time, node.id, client, node)
+
+    def rekey(self, node: UnifiedTreeNode) -> None:
+        """What the node's key depends on has changed. O(log leaves)."""
+        if state_of(node).entry is not None:
+            if node in self.evictable_device_leaves:
+                self.evictable_device_leaves.rekey(node)
+            else:
+                self.evictable_host_leaves.rekey(node)
+
+    def _touch_node(self, node: UnifiedTreeNode) -> None:
+        super()._touch_node(node)
+        self.rekey(node)
+
+    def _match_post_processor(
+        self, params: Any, value: Any, best_match_node: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = super()._match_post_processor(
+            params, value, best_match_node, *args, **kwargs
+        )
+        for node in self.path_to_root(best_match_node):
+            self.rekey(node)
+        return result
+
+    def _update_evictable_leaf_sets(self, node: UnifiedTreeNode) -> None:
+        # A node has one place in one order, so it leaves the one before it enters the
+        # other; SGLang's own order of doing so is the reverse on the way up.
+        if node in self.evictable_host_leaves and not node.evicted:
+            self.evictable_host_leaves.discard(node)
+        super()._update_evictable_leaf_sets(node)
+        self._charge(node)
+
+    def _charge(self, node: UnifiedTreeNode) -> None:
+        """Count the node's tokens for the one client whose prompts need it, if it is
+        on the device."""
+        state = state_of(node)
+        payer, tokens = None, 0
+        if state.subtree is not None and not node.evicted:
+            payer = state.subtree.client
+            tokens = len(node.key) if payer is not None else 0
+        if payer == state.payer:
+            if tokens != state.charged and payer is not None:
+                self.protection.change(payer, tokens - state.charged)
+        else:
+            if state.payer is not None:
+                self.protection.change(state.payer, -state.charged)
+            if payer is not None:
+                self.protection.change(payer, tokens)
+        state.payer, state.charged = payer, tokens
+
+    # Birth, split and death of nodes.
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node = super()._new_node(priority=priority)
@@ -113,14 +140,13 @@ class KVFlowTreeCore(UnifiedTreeCore):
     def _split_node(
         self, key: RadixKey, child: UnifiedTreeNode, split_len: int
     ) -> tuple[UnifiedTreeNode, Any]:
-        # The handle stays on the child, whose end is still the prompt's end; the new
+        # The prompt stays on the child, whose end is still the prompt's end; the new
         # parent has the same subtree below it.
         new_node, action = super()._split_node(key, child, split_len)
-        old, new = state_of(child), state_of(new_node)
-        new.handles = dict(old.handles)
-        new.owner = old.owner
-        new.load = old.load
-        new.prefetched = old.prefetched
+        state_of(new_node).inherit(state_of(child))
+        self.writers.assign(new_node, state_of(child).writer)
+        self._charge(new_node)
+        self.rekey(child)
         if self.ledger is not None:
             self.ledger.split(child.id, new_node.id)
         return new_node, action
@@ -129,28 +155,75 @@ class KVFlowTreeCore(UnifiedTreeCore):
         super()._remove_leaf_from_parent(node)
         if self.ledger is not None:
             self.ledger.leave(node.id)
-        for handle in list(state_of(node).handles):
+        for handle in list(state_of(node).ends or ()):
             self.detach(handle)
+            self.prompt_gone(handle)
+        self.writers.assign(node, None)
 
     def _inc_hit_count_and_check(self, node: UnifiedTreeNode) -> bool:
         wanted = super()._inc_hit_count_and_check(node)
-        if wanted and self.writing_suffix and not state_of(node).handles:
+        if wanted and self.writing_suffix and not state_of(node).fixed:
             return bool(node.hit_count >= self.suffix_backup_hits)
         return wanted
 
+    # Prompts and writers.
+
     def attach(self, handle: PromptHandle) -> None:
-        """Put the handle on its node and on every node above. O(depth)."""
-        node = handle.node
-        while node is not self.root_node:
-            state_of(node).handles[handle] = None
-            node = node.parent
+        """Put the handle on its node and count it on every node above. O(depth)."""
+        state = state_of(handle.node)
+        state.ends = state.ends or {}
+        state.ends[handle] = None
+        for node in self.path_to_root(handle.node):
+            state = state_of(node)
+            if state.subtree is None:
+                state.subtree = Subtree(handle.client, handle.rank)
+            else:
+                state.subtree.add(handle.client, handle.rank)
+            self._charge(node)
+            self.rekey(node)
 
     def detach(self, handle: PromptHandle) -> None:
         """Take the handle off its node and every node above; its node may be gone."""
-        node, handle.node = handle.node, None
-        while node is not None and node is not self.root_node:
-            state_of(node).handles.pop(handle, None)
-            node = node.parent
+        end, handle.node = handle.node, None
+        if end is None:
+            return
+        ends = state_of(end).ends
+        assert ends is not None
+        del ends[handle]
+        state_of(end).ends = ends or None
+        for node in self.path_to_root(end):
+            state = state_of(node)
+            assert state.subtree is not None
+            if state.subtree.remove(handle.client, handle.rank):
+                state.subtree = None
+            self._charge(node)
+            self.rekey(node)
+
+    def rerank(self, handle: PromptHandle, rank: Rank, stale: dict[Any, None]) -> None:
+        """The prompt's rank is another one now. O(depth); the leaves whose key depends
+        on it go to `stale`, to be rekeyed once."""
+        old, handle.rank = handle.rank, rank
+        if old == rank or handle.node is None:
+            return
+        for node in self.path_to_root(handle.node):
+            state = state_of(node)
+            assert state.subtree is not None
+            state.subtree.move(old, rank)
+            if state.entry is not None:
+                stale[node] = None
+
+    def note_use(self, node: UnifiedTreeNode, owner: Owner, *, found: bool) -> None:
+        """A tagged request has written the node, which no fixed prompt needs, or has
+        `found` it in the tree."""
+        state = state_of(node)
+        if state.writer is None:
+            state.use = Use.FOREIGN if found else Use.OWN
+        elif state.writer.owner[:2] != owner[:2]:
+            state.use = Use.SHARED
+        self.writers.assign(node, self.writers.of(owner))
+        self.rekey(node)
+
+    # Reading.
 
     def find_node(self, node_id: int) -> UnifiedTreeNode | None:
         """The node, or None once it has left the tree."""
@@ -187,30 +260,22 @@ class KVFlowTreeCore(UnifiedTreeCore):
                 return
             node, offset = child, offset + matched
 
-    def missing_boundaries(self, key: RadixKey, cuts: Sequence[int]) -> list[int]:
-        """Those of `cuts` (tokens, ascending) at which no node on `key`'s path ends."""
-        ends = set()
-        end = 0
-        for node in self.walk(key):
-            end += len(node.key)
-            ends.add(end)
-        return [cut for cut in cuts if cut not in ends]
+    def missing_boundaries(
+        self, key: RadixKey, cuts: Sequence[int]
+    ) -> tuple[int, list[int]]:
+        """Tokens of `key` that the tree holds, and those of `cuts` (tokens, ascending)
+        at which no node on its path ends."""
+        ends = [0]
+        last = None
+        for last in self.walk(key):
+            ends.append(ends[-1] + len(last.key))
+        found = ends[-1]
+        if last is not None:
+            # Only the last node may have matched in part.
+            found = ends[-2] + last.key.match_at(key, ends[-2], self.page_size)
+        return found, [cut for cut in cuts if cut not in ends]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every handle stands exactly on its root path."""
-        expected: dict[int, set[int]] = {}
-        for node in self._node_arena.values():
-            for handle in state_of(node).handles:
-                assert handle.node is not None, "a detached handle is still on a node"
-                assert handle.node.id in self._node_arena, "handle on a dead node"
-                expected.setdefault(id(handle), set()).add(node.id)
-        for node in self._node_arena.values():
-            for handle in state_of(node).handles:
-                path = {step.id for step in self.path_to_root(handle.node)}
-                assert path == expected[id(handle)], "handle strays from its path"
-                assert self.depth_of(handle.node) == handle.tokens
-            load = state_of(node).load
-            if load is not None:
-                data = node.component_data[BASE_COMPONENT_TYPE]
-                assert data.value is not None, "LOADING without device slots"
-                assert data.lock_ref > 0, "LOADING but evictable"
+        """Raise AssertionError unless everything that is kept is what it would be if it
+        were computed now."""
+        check_tree(self)

@@ -3,30 +3,66 @@
 One number does not order everything, so the key is (class, -P, last access) and the
 smallest key goes first. P is the node's steps-to-execution: the minimum over the
 fixed prompts that end in its subtree, so a shared prefix is as near as the nearest
-agent below it.
+agent below it. Class and -P together are a node's `Rank`; recency decides among equals.
+
+`Order` takes the policy apart: how much of it is applied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from .steps import StepTable
 
-__all__ = ["EvictionClass", "EvictionKey", "Owner", "eviction_key", "prompt_key"]
+__all__ = [
+    "UNKNOWN",
+    "EvictionClass",
+    "EvictionKey",
+    "Order",
+    "Owner",
+    "Rank",
+    "Use",
+    "eviction_key",
+    "prompt_rank",
+    "suffix_rank",
+]
+
+
+class Order(Enum):
+    """How much of the policy decides. All of them end with least recently used."""
+
+    RECENCY = "recency"
+    """Nothing else: SGLang's LRU."""
+    STEPS = "steps"
+    """The paper's: agents that a live run will reach, farthest first, after all else."""
+    CLASSES = "classes"
+    """The classes without steps: what is protected is, and nothing is nearer."""
+    WORKFLOW = "workflow"
+    """Classes, steps, and the steps of runs that are still to come."""
 
 
 class EvictionClass(IntEnum):
-    """First evicted first. Class 4 (unknown KV that several have used) comes later."""
+    """First evicted first."""
 
     ENDED_SUFFIX = 1
     SUFFIX = 2
     UNKNOWN = 3
+    SHARED = 4
+    """No fixed prompt, but several clients or runs have used it."""
     LIVE_SUFFIX = 5
     RETAINED = 6
     """Fixed prompts that no live run will reach, while their client's lease runs."""
     FIXED = 7
+
+
+class Rank(NamedTuple):
+    """A node's place in the order but for recency; the smallest is evicted first."""
+
+    group: EvictionClass
+    nearness: float
+    """-P: the larger the steps-to-execution, the earlier the node goes."""
 
 
 class EvictionKey(NamedTuple):
@@ -34,7 +70,6 @@ class EvictionKey(NamedTuple):
 
     group: EvictionClass
     nearness: float
-    """-P: the larger the steps-to-execution, the earlier the node goes."""
     last_access: float
 
 
@@ -46,22 +81,55 @@ class Owner(NamedTuple):
     agent: str
 
 
-_UNREACHED = -float("inf")
+class Use(IntEnum):
+    """Who has used a node that no fixed prompt needs."""
+
+    OWN = 0
+    """One run wrote it, and no other has used it."""
+    FOREIGN = 1
+    """Untagged traffic wrote it before a tagged run used it; so that run's end is not
+    its end, and a client cannot demote what others are using."""
+    SHARED = 2
+    """Tagged requests of two or more clients or runs."""
 
 
-def prompt_key(
-    table: StepTable, client: str, agent: str, last_access: float
-) -> EvictionKey:
-    """The key of one fixed prompt of (client, agent)."""
+UNKNOWN = Rank(EvictionClass.UNKNOWN, 0)
+_RANKS = {group: Rank(group, 0) for group in EvictionClass}
+_UNREACHED = Rank(EvictionClass.RETAINED, -float("inf"))
+
+
+def prompt_rank(table: StepTable, order: Order, client: str, agent: str) -> Rank:
+    """The rank of the fixed prompts of (client, agent)."""
+    if order is Order.RECENCY:
+        return UNKNOWN
+    if order is Order.CLASSES:
+        return _RANKS[EvictionClass.FIXED] if table.knows(client) else UNKNOWN
     steps = table.steps(client, agent)
     if steps is not None:
-        return EvictionKey(EvictionClass.FIXED, -steps, last_access)
-    if not table.knows(client):
-        return EvictionKey(EvictionClass.UNKNOWN, 0, last_access)
+        return Rank(EvictionClass.FIXED, -steps)
+    if order is Order.STEPS or not table.knows(client):
+        return UNKNOWN
     again = table.steps_of_next_run(client, agent)
-    return EvictionKey(
-        EvictionClass.RETAINED, _UNREACHED if again is None else -again, last_access
-    )
+    return _UNREACHED if again is None else Rank(EvictionClass.RETAINED, -again)
+
+
+def suffix_rank(
+    table: StepTable, order: Order, owner: Owner | None, use: Use = Use.OWN
+) -> Rank:
+    """The rank of a node below which no fixed prompt ends."""
+    if owner is None or order is Order.RECENCY or order is Order.STEPS:
+        return UNKNOWN
+    if order is Order.WORKFLOW and table.is_executing(*owner):
+        group = EvictionClass.LIVE_SUFFIX
+    elif use is Use.SHARED:
+        group = EvictionClass.SHARED
+    elif use is Use.FOREIGN:
+        group = EvictionClass.UNKNOWN
+    elif table.run_is_live(owner.client, owner.run):
+        group = EvictionClass.SUFFIX
+    else:
+        group = EvictionClass.ENDED_SUFFIX
+    return _RANKS[group]
 
 
 def eviction_key(
@@ -69,25 +137,20 @@ def eviction_key(
     prompts: Iterable[tuple[str, str]],
     owner: Owner | None,
     last_access: float,
+    *,
+    order: Order = Order.WORKFLOW,
+    use: Use = Use.OWN,
 ) -> EvictionKey:
-    """The key of a node.
+    """The key of a node, from first principles: the engine keeps it up to date instead.
 
     `prompts` are the (client, agent) whose fixed prompt ends in the node's subtree,
     `owner` who wrote the node if none does. With neither the node is unknown to
     KVFlow, and among unknown nodes the order is exactly SGLang's LRU.
     """
-    nearest = max(
-        (prompt_key(table, client, agent, last_access) for client, agent in prompts),
+    rank = max(
+        (prompt_rank(table, order, client, agent) for client, agent in prompts),
         default=None,
     )
-    if nearest is not None:
-        return nearest
-    if owner is None:
-        return EvictionKey(EvictionClass.UNKNOWN, 0, last_access)
-    if not table.run_is_live(owner.client, owner.run):
-        group = EvictionClass.ENDED_SUFFIX
-    elif table.is_executing(*owner):
-        group = EvictionClass.LIVE_SUFFIX
-    else:
-        group = EvictionClass.SUFFIX
-    return EvictionKey(group, 0, last_access)
+    if rank is None:
+        rank = suffix_rank(table, order, owner, use)
+    return EvictionKey(*rank, last_access)

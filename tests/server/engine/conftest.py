@@ -11,7 +11,7 @@ import os
 import warnings
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -34,7 +34,6 @@ class Harness:
     cache: Any
     allocator: Any
     seq: int = 0
-    resident: list[Any] = field(default_factory=list)
 
     def key(self, tokens: list[int]) -> Any:
         from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -165,6 +164,7 @@ def build(
     piece: int = 16,
     horizon: int = 1,
     suffix_backup_hits: int = 2,
+    share: float = 1.0,
 ) -> Harness:
     """A cache of `pool` tokens, with four times as much host memory or none."""
     import torch
@@ -219,6 +219,7 @@ def build(
         prefetch=PrefetchLimits(piece_tokens=piece, horizon=horizon),
         suffix_backup_hits=suffix_backup_hits,
         debug=True,
+        protected_share=share,
     )
     cache = UnifiedRadixCache(params) if stock else KVFlowCache(params, config)
     if host:

@@ -139,11 +139,15 @@ class Trace(RuleBasedStateMachine):
         while below:
             step = below.pop()
             below.extend(step.children.values())
-            found += [
-                (h.client, h.agent) for h in step.kvflow.handles if h.node is step
-            ]
-        table = self.harness.cache.table
-        return eviction_key(table, found, node.kvflow.owner, node.last_access_time)
+            found += [(h.client, h.agent) for h in step.kvflow.ends or ()]
+        state = node.kvflow
+        return eviction_key(
+            self.harness.cache.table,
+            found,
+            state.owner,
+            node.last_access_time,
+            use=state.use,
+        )
 
     def on_device(self, node_id: int) -> bool:
         node = self.harness.cache.tree_core.find_node(node_id)

@@ -58,7 +58,7 @@ def test_the_factory_refuses_with_everything_that_is_in_the_way(
         "--radix-eviction-policy",
         "sliding-window",
         "MLA",
-        "KVFLOW_MODE='everything': use one of off, evict, full",
+        "KVFLOW_MODE='everything': use one of off, protect, steps, evict, full",
         "--enable-hierarchical-cache",
         "was not applied",
         "kvflow doctor",
