@@ -58,7 +58,8 @@ class Changes:
     runs: dict[tuple[str, str], None] = field(default_factory=dict)
     """(client, run) that began or ended."""
     agents: dict[tuple[str, str], None] = field(default_factory=dict)
-    """(client, agent) whose steps, or steps of the next run, changed."""
+    """(client, agent) whose steps changed; or their steps of the next run, where no
+    live run reaches them."""
     calls: dict[tuple[str, str, str], None] = field(default_factory=dict)
     """(client, run, agent) that began or ceased to execute."""
 
@@ -335,6 +336,9 @@ class StepTable:
     def _mark_client(self, client: _Client) -> None:
         for feed in self._feeds:
             feed.clients[client.name] = None
+            feed.agents.update(
+                dict.fromkeys((client.name, agent) for agent in client.entry)
+            )
 
 
 def _count(counts: dict[int, int], value: int, sign: int) -> None:

@@ -30,10 +30,9 @@ def answers(table: StepTable) -> dict[tuple[str, ...], Any]:
         said["client", client] = table.knows(client)
         for other in _NAMES:
             said["run", client, other] = table.run_is_live(client, other)
-            said["agent", client, other] = (
-                table.steps(client, other),
-                table.steps_of_next_run(client, other),
-            )
+            steps = table.steps(client, other)
+            again = table.steps_of_next_run(client, other) if steps is None else None
+            said["agent", client, other] = (steps, again)
     for names in product(_NAMES, repeat=3):
         said["call", *names] = table.is_executing(*names)
     return said
@@ -66,6 +65,18 @@ def test_whatever_answers_differently_is_named(
         table.check_integrity()
         feed.clear()
         before = after
+
+
+def test_with_its_client_an_agent_of_the_next_run_is_forgotten() -> None:
+    table = StepTable(StepLimits(lease_s=5))
+    for run in ("one", "two"):
+        table.apply(StepUpdate(client="c", run=run, seq=1, steps={"a": 1}), 0)
+        table.apply(StepUpdate(client="c", run=run, seq=2, final=True), 0)
+    assert table.steps_of_next_run("c", "a") == 1
+    feed = table.watch()
+    table.expire(6)
+    assert table.steps_of_next_run("c", "a") is None
+    assert list(feed.agents) == [("c", "a")]
 
 
 def test_what_stayed_as_it_was_is_not_named() -> None:

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvflow_sdk.wire import StepUpdate
-from kvflow_server.policy.priority import EvictionClass, Owner, eviction_key
+from kvflow_server.policy.priority import (
+    EvictionClass,
+    Order,
+    Owner,
+    Use,
+    eviction_key,
+)
 from kvflow_server.policy.steps import StepLimits, StepTable
 
 
@@ -28,6 +34,7 @@ def test_the_classes_stand_in_the_order_of_the_design() -> None:
         eviction_key(table, [], Owner("c", "gone", "x"), 9.0),
         eviction_key(table, [], Owner("c", "live", "later"), 9.0),
         eviction_key(table, [], None, 9.0),
+        eviction_key(table, [], Owner("c", "live", "later"), 9.0, use=Use.SHARED),
         eviction_key(table, [], Owner("c", "live", "now"), 9.0),
         eviction_key(table, [("c", "idle")], None, 9.0),
         eviction_key(table, [("c", "later")], None, 9.0),
@@ -68,3 +75,71 @@ def test_without_metadata_the_order_is_exactly_recency(times: list[float]) -> No
     keys = [eviction_key(table, [], None, time) for time in times]
     by_key = sorted(range(len(times)), key=lambda i: (keys[i], i))
     assert by_key == sorted(range(len(times)), key=lambda i: (times[i], i))
+
+
+def test_what_several_have_used_outlives_the_run_that_used_it_last() -> None:
+    table = table_with({"a": 1})
+    ended = Owner("c", "gone", "a")
+    assert eviction_key(table, [], ended, 0.0).group is EvictionClass.ENDED_SUFFIX
+    shared = eviction_key(table, [], ended, 0.0, use=Use.SHARED)
+    assert shared.group is EvictionClass.SHARED
+
+
+def test_a_tagged_run_does_not_demote_what_untagged_traffic_wrote() -> None:
+    table = table_with({"a": 1})
+    key = eviction_key(table, [], Owner("c", "gone", "a"), 0.0, use=Use.FOREIGN)
+    assert key == eviction_key(table, [], None, 0.0)
+
+
+def test_the_classes_alone_know_no_steps() -> None:
+    table = table_with({"near": 0, "far": 9})
+    keys = {
+        eviction_key(table, [("c", agent)], None, 5.0, order=Order.CLASSES)
+        for agent in ("near", "far", "never mentioned")
+    }
+    assert len(keys) == 1
+    (fixed,) = keys
+    order = Order.CLASSES
+    suffix = eviction_key(table, [], Owner("c", "live", "near"), 9.0, order=order)
+    assert suffix.group is EvictionClass.SUFFIX, "executing is a step"
+    assert suffix < eviction_key(table, [], None, 1.0, order=order) < fixed
+    gone = eviction_key(table, [("elsewhere", "near")], None, 5.0, order=order)
+    assert gone.group is EvictionClass.UNKNOWN
+
+
+def test_the_paper_s_policy_orders_what_is_reached_and_nothing_else() -> None:
+    table = table_with({"near": 1, "far": 9})
+    order = Order.STEPS
+    plain = [
+        eviction_key(table, [], None, 5.0, order=order),
+        eviction_key(table, [], Owner("c", "gone", "far"), 5.0, order=order),
+        eviction_key(table, [], Owner("c", "live", "near"), 5.0, order=order),
+        eviction_key(table, [("c", "not reached")], None, 5.0, order=order),
+    ]
+    assert len(set(plain)) == 1
+    far = eviction_key(table, [("c", "far")], None, 1.0, order=order)
+    near = eviction_key(table, [("c", "near")], None, 0.0, order=order)
+    assert plain[0] < far < near
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([None, "now", "gone"]), st.sampled_from(list(Use))),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_recency_looks_at_nothing_else(nodes: list[tuple[str | None, Use]]) -> None:
+    table = table_with({"now": 0})
+    keys = [
+        eviction_key(
+            table,
+            [] if agent is None else [("c", agent)],
+            None if agent is None else Owner("c", "live", agent),
+            float(time),
+            order=Order.RECENCY,
+            use=use,
+        )
+        for time, (agent, use) in enumerate(nodes)
+    ]
+    assert keys == sorted(keys)
