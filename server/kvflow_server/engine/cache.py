@@ -39,6 +39,7 @@ from .config import EngineConfig, Mode
 from .counters import Counters, DroppedMetadata
 from .hints import RequestTag, record_outcome, tag_of
 from .loads import LoadTracker
+from .overhead import Overhead
 from .prefetching import Prefetcher
 from .prompts import PromptRegistry
 from .states import look_at_all
@@ -59,6 +60,7 @@ class KVFlowCache(UnifiedRadixCache):
         self.table = StepTable(self.config.steps)
         self.counters = Counters()
         self.dropped = DroppedMetadata()
+        self.overhead = Overhead()
         self.starved = False
         """The last scheduler pass had requests waiting and nothing to run."""
         self._next_expiry = 0.0
@@ -104,9 +106,10 @@ class KVFlowCache(UnifiedRadixCache):
 
     def apply_update(self, update: StepUpdate) -> Outcome:
         """Take in one step update, in band or out of band."""
-        outcome = self.table.apply(update, time.monotonic())
-        self.prompts.settle()
-        record_outcome(self, update, outcome)
+        with self.overhead:
+            outcome = self.table.apply(update, time.monotonic())
+            self.prompts.settle()
+            record_outcome(self, update, outcome)
         return outcome
 
     def expire_when_due(self) -> None:
@@ -136,7 +139,8 @@ class KVFlowCache(UnifiedRadixCache):
             tag.digest = _digest(req, self._boundary(tag))
         with self.writing_as(tag):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-        self.label_path(req.last_node, tag)
+        with self.overhead:
+            self.label_path(req.last_node, tag)
 
     @contextmanager
     def writing_as(self, tag: RequestTag) -> Iterator[None]:
@@ -153,8 +157,9 @@ class KVFlowCache(UnifiedRadixCache):
             return super().insert(params)
         done = 0
         boundary = self._boundary(tag)
-        cuts = self._cuts(boundary, len(params.key))
-        tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
+        with self.overhead:
+            cuts = self._cuts(boundary, len(params.key))
+            tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
         for cut in missing:
             super().insert(_up_to(params, cut, done))
             done = cut
@@ -200,7 +205,8 @@ class KVFlowCache(UnifiedRadixCache):
             is_bigram=self.tree_core.is_eagle,
             cache_salt=req.cache_salt,
         ).page_aligned(self.page_size)
-        return any(state_of(n).load for n in self.tree_core.walk(key))
+        with self.overhead:
+            return any(state_of(n).load for n in self.tree_core.walk(key))
 
     # Loading: what is LOADING is joined or left alone, never read early.
 

@@ -25,17 +25,19 @@ class KVFlowPrefillAdder(PrefillAdder):
         self, req: Any, has_chunked_req: bool, truncation_align_size: int | None
     ) -> AddReqResult:
         cache = self.tree_cache
-        operations = cache.loads.on_path(cache.path_of(req))
-        verdict = self._decide(req, operations)
-        if verdict in (Verdict.SKIP, Verdict.LOAD_AND_SKIP):
-            return self._skip(req, load=verdict is Verdict.LOAD_AND_SKIP)
-        if verdict in (Verdict.RECOMPUTE, Verdict.JOIN_AND_RECOMPUTE):
-            cache.counters.recompute_tokens += req.host_hit_length
-            req.host_hit_length = 0
-            req.best_match_node = req.last_node
+        with cache.overhead:
+            operations = cache.loads.on_path(cache.path_of(req))
+            verdict = self._decide(req, operations)
+            if verdict in (Verdict.SKIP, Verdict.LOAD_AND_SKIP):
+                return self._skip(req, load=verdict is Verdict.LOAD_AND_SKIP)
+            if verdict in (Verdict.RECOMPUTE, Verdict.JOIN_AND_RECOMPUTE):
+                cache.counters.recompute_tokens += req.host_hit_length
+                req.host_hit_length = 0
+                req.best_match_node = req.last_node
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         if self.can_run_list and self.can_run_list[-1] is req:
-            self._note_admission(req, operations)
+            with cache.overhead:
+                self._note_admission(req, operations)
         return result
 
     def _decide(self, req: Any, operations: list[Any]) -> Verdict:
@@ -96,7 +98,8 @@ def tag_request(req: Any, scheduler: Any) -> None:
     """AFTER `Scheduler._create_generation_req`: read the request's metadata."""
     cache = scheduler.tree_cache
     if isinstance(cache, KVFlowCache):
-        read_request_hints(cache, req)
+        with cache.overhead:
+            read_request_hints(cache, req)
 
 
 def after_pass(plan: Any, scheduler: Any) -> None:
@@ -110,13 +113,16 @@ def after_pass(plan: Any, scheduler: Any) -> None:
         return
     running = plan.running_batch.reqs
     batch = plan.batch_to_run.reqs if plan.batch_to_run is not None else []
-    cache.starved = not batch and not running and bool(scheduler.waiting_queue)
-    cache.expire_when_due()
-    if cache.cache_controller is not None:
-        cache.prefetcher.run(
-            busy=lambda: _agents([*running, *batch, *scheduler.waiting_queue]),
-            reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
-        )
+    waiting = scheduler.waiting_queue
+    with cache.overhead:
+        cache.starved = not batch and not running and bool(waiting)
+        cache.expire_when_due()
+        if cache.cache_controller is not None:
+            cache.prefetcher.run(
+                busy=lambda: _agents([*running, *batch, *waiting]),
+                reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
+            )
+    cache.overhead.end_pass(busy=bool(batch or running or waiting))
     if cache.config.debug:
         cache.check_integrity()
         read_early(cache.tree_core, [*running, *batch])

@@ -30,6 +30,7 @@ def describe(cache: KVFlowCache) -> dict[str, Any]:
         },
         "clients": {name: _client(cache, name) for name in _known_clients(cache)},
         "counters": cache.counters.as_dict(),
+        "overhead": cache.overhead.as_dict(),
         "dropped_metadata": dict(cache.dropped.reasons),
         "sizes": {**cache.table.counts(), "prompts": len(cache.prompts)},
     }
