@@ -51,7 +51,7 @@ class Run:
         self.graph = graph
         self.client = client
         self.id = run_id or secrets.token_hex(16)
-        self._listener = listener
+        self._listeners = () if listener is None else (listener,)
         self._lock = threading.Lock()
         self._frontier = _Frontier(graph)
         self._steps: dict[str, int] = {}
@@ -62,6 +62,11 @@ class Run:
     @property
     def finished(self) -> bool:
         return self._final
+
+    def listen(self, listener: Listener) -> None:
+        """`listener` hears of every later change, too; also of the end."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
 
     def fire(self, *nodes: str) -> None:
         """`nodes` have been triggered and will start; one entry per execution."""
@@ -153,12 +158,13 @@ class Run:
         )
 
     def _deliver(self, update: StepUpdate | None) -> None:
-        if update is None or self._listener is None:
+        if update is None:
             return
-        try:
-            self._listener(update)
-        except Exception:
-            _logger.warning("the listener of run %s failed", self.id, exc_info=True)
+        for listener in self._listeners:
+            try:
+                listener(update)
+            except Exception:
+                _logger.warning("a listener of run %s failed", self.id, exc_info=True)
 
 
 class _Frontier:

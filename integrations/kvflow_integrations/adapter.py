@@ -1,7 +1,24 @@
 """The contract that every framework's module fulfils.
 
 * ``wrap(app, *, client=None, name=None)`` returns an object that behaves as `app` and
-  is tracked; `app` itself stays as it is. ``unwrap(wrapped)`` returns that `app`.
+  is tracked; `app` itself stays as it is. ``unwrap(wrapped)`` returns that `app`. Where
+  a framework only works on the very object, `wrap` changes it and returns it, and
+  ``unwrap`` restores every attribute.
+* **Static graph.** ``step_graph(app, name=None)`` compiles what the program declares to
+  an `AgentStepGraph`: a node's triggers are an OR over groups, each an AND over
+  predecessors; what a program may choose is ``conditional``, what it does not declare
+  and is only assumed, ``unknown``. None when nothing is declared: what comes next is
+  then learned from what happens.
+* **Run.** ``client.start_run(graph)`` at the beginning of every execution of the
+  workflow, ``run.finish()`` at its end, however it ends. A run that waits for an answer
+  is paused, not finished, and resumed by the answer.
+* **Nodes.** ``run.start(node)`` and ``run.end(node)`` around every execution of a node,
+  ``run.suspend(node)`` for one that will be repeated. A framework with supersteps says
+  ``run.superstep(*nodes)`` before each; ``run.fire(*nodes)`` says what has been
+  triggered where that is known before it starts.
+* **Calls.** The agent of an LLM call is the one that `kvflow_sdk.context.enter` (or
+  `within`) made current where the call is made. Clients of `kvflow_sdk.openai` tag
+  themselves; other OpenAI clients are tagged by `kvflow_sdk.client.call_headers`.
 * What a framework makes necessary to patch goes through `Patches`, is inert outside
   of a KVFlow run, and is undone when the last wrapped object is unwrapped.
 * What the integration does not understand is said once, as a `KVFlowWarning` that
@@ -18,6 +35,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from kvflow_sdk.client import Client
+from kvflow_sdk.graph import AgentStepGraph
 
 __all__ = ["Adapter", "KVFlowWarning", "Notices", "Patches", "SharedPatches"]
 
@@ -41,6 +59,13 @@ class Adapter(Protocol):
 
         Does not change `app`. Raises `UnsupportedError` for an object or a framework
         version that it cannot handle.
+        """
+        ...
+
+    def step_graph(self, app: object, name: str | None = None) -> AgentStepGraph | None:
+        """What `app` declares, with the names that `wrap` would give its agents.
+
+        None when it declares nothing. Raises `UnsupportedError` as `wrap` does.
         """
         ...
 

@@ -14,10 +14,12 @@ from langgraph.pregel import Pregel
 from kvflow_integrations.adapter import KVFlowWarning
 from kvflow_sdk.client import Client
 from kvflow_sdk.errors import UnsupportedError
+from kvflow_sdk.graph import AgentStepGraph
 
 from .attachment import Attachment, TrackedGraph, attach, release
+from .topology import read_topology
 
-__all__ = ["KVFlowWarning", "unwrap", "wrap"]
+__all__ = ["KVFlowWarning", "step_graph", "unwrap", "wrap"]
 
 _App = TypeVar("_App")
 
@@ -31,17 +33,19 @@ def wrap(app: _App, *, client: Client | None = None, name: str | None = None) ->
     """
     if isinstance(app, TrackedGraph):
         return app
-    if not isinstance(app, Pregel):
-        hint = ": compile it first" if hasattr(app, "compile") else ""
-        raise UnsupportedError(
-            f"kvflow.wrap takes a compiled LangGraph graph, not "
-            f"{type(app).__module__}.{type(app).__qualname__}{hint}"
-        )
-    attachment = Attachment(app, client, name)
+    attachment = Attachment(_compiled(app), client, name)
     for finding in attachment.topology.findings:
         attachment.notices.warn(finding, stacklevel=3)
     tracked: Any = attach(attachment)
     return tracked  # type: ignore[no-any-return]
+
+
+def step_graph(app: object, name: str | None = None) -> AgentStepGraph | None:
+    """The Agent Step Graph of the compiled graph `app`, as `wrap` would use it.
+
+    None when it declares none (the functional API). Raises `UnsupportedError`.
+    """
+    return read_topology(_compiled(app), name).graph
 
 
 def unwrap(app: _App) -> _App:
@@ -52,3 +56,13 @@ def unwrap(app: _App) -> _App:
     release(attachment)
     original: Any = attachment.original
     return original  # type: ignore[no-any-return]
+
+
+def _compiled(app: object) -> Pregel[Any, Any, Any, Any]:
+    if isinstance(app, Pregel):
+        return app
+    hint = ": compile it first" if hasattr(app, "compile") else ""
+    raise UnsupportedError(
+        f"kvflow.wrap takes a compiled LangGraph graph, not "
+        f"{type(app).__module__}.{type(app).__qualname__}{hint}"
+    )
