@@ -6,7 +6,7 @@ Imports SGLang at the top: only ever loaded by SGLang, when the platform is chos
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
@@ -54,15 +54,18 @@ class EmulatedPlatform(_Platform):
 
 
 def install_seams() -> None:
-    """Put the emulated streams, copies and allocation where HiCache looks.
+    """Put the emulated streams, copies and allocation where HiCache looks, and our
+    attention under the name of SGLang's, which SGLang knows in several places.
 
     Module attributes of SGLang 0.5.22 and 0.5.23; no function body is replaced.
     """
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
     from sglang.srt.managers import cache_controller
     from sglang.srt.mem_cache import l2_transfer
     from sglang.srt.mem_cache.pool_host import base, mha
     from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
+    ATTENTION_BACKENDS["torch_native"] = _attention
     ALLOC_MEMORY_FUNCS["cpu"] = transfer.alloc_host_memory
     mha.transfer_kv_direct = transfer.transfer_kv_direct
     cache_controller.device_module = streams
@@ -70,3 +73,9 @@ def install_seams() -> None:
     # SGLang refuses a host pool unless 10 GiB stay free, which a small machine with
     # several servers never has; here the pools are small, too.
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = _HOST_RESERVE_BYTES
+
+
+def _attention(runner: Any) -> Any:
+    from kvflow_server.emulated.attention import EmulatedAttention
+
+    return EmulatedAttention(runner)
