@@ -17,7 +17,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +28,12 @@ import research_team
 from recorder import Measured, Recorder, chat
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress
 from rich.table import Table
 
 import kvflow_sdk as kvflow
 from kvflow_server.bench.plot import save_bars
+from kvflow_server.bench.progress import progress_bar, rotated, tracked
 from kvflow_server.bench.report import EMULATED, make_console
 from kvflow_server.bench.results import Spread
 from kvflow_server.edge.launcher import ServerProcess
@@ -121,7 +115,7 @@ def main() -> None:
     others = (question for question in QUESTIONS if question != options.question)
     questions = [options.question, *others]
     console.print(Panel(f"{__doc__.splitlines()[0]}\n{EMULATED}", title="KVFlow"))
-    with ExitStack() as stack, _progress(console) as progress:
+    with ExitStack() as stack, progress_bar(console) as progress:
         teams = _start(stack, progress, options)
         # The last ones, so that the first measured is the one that was asked.
         warm_ups = [
@@ -129,16 +123,16 @@ def main() -> None:
             for name, count in WARM_UP.items()
             for question in questions[len(questions) - count :]
         ]
-        for question, name in _shown(progress, "warming up", warm_ups):
+        for question, name in tracked(progress, "warming up", warm_ups):
             teams[name].warm_up(question)
         before = teams["kvflow"].counters()
         answers: dict[str, list[Answer]] = {name: [] for name in teams}
         turns = [
             (turn, name)
             for turn in range(options.runs)
-            for name in _rotated(list(teams), turn)
+            for name in rotated(list(teams), turn)
         ]
-        for turn, name in _shown(progress, "measuring", turns):
+        for turn, name in tracked(progress, "measuring", turns):
             answers[name].append(teams[name].ask(questions[turn]))
         after = teams["kvflow"].counters()
     _show_notes(console, options.question, answers["kvflow"][0])
@@ -187,16 +181,11 @@ def _start(
         )
         stack.callback(server.stop)
         server.spawn()
-    for name in _shown(progress, "starting", list(servers)):
+    for name in tracked(progress, "starting", list(servers)):
         servers[name].wait_ready()
     return {
         name: Team(name, server, options.max_tokens) for name, server in servers.items()
     }
-
-
-def _rotated(names: list[str], turn: int) -> list[str]:
-    shift = turn % len(names)
-    return names[shift:] + names[:shift]
 
 
 def _identical(answers: Mapping[str, Sequence[Answer]]) -> bool:
@@ -309,27 +298,6 @@ def _plot(options: argparse.Namespace, answers: Mapping[str, Sequence[Answer]]) 
         f"pool {options.pool_tokens} tokens, {options.pcie_gbps:g} GB/s",
         note=EMULATED,
     )
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description:24}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-
-
-def _shown(progress: Progress, what: str, items: Sequence[Any]) -> Iterator[Any]:
-    task = progress.add_task(what, total=len(items))
-    for item in items:
-        label = item[-1] if isinstance(item, tuple) else ""
-        progress.update(task, description=f"{what} {label}")
-        yield item
-        progress.advance(task)
-    progress.update(task, description=what)
 
 
 if __name__ == "__main__":

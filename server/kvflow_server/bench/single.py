@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress
 
 from kvflow_server.edge.launcher import ServerProcess
 from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
 
+from .progress import progress_bar, rotated, tracked
 from .results import Workflow
 from .runner import Runner
 from .settings import Settings
 from .systems import SYSTEMS, start
 from .workload import Workload
 
-__all__ = ["measure", "rotated"]
+__all__ = ["measure"]
 
-T = TypeVar("T")
 START_S = 600.0
 Counters = dict[str, dict[str, float]]
 
@@ -46,7 +38,7 @@ def measure(
         first_token=len(SPECIAL_TOKENS),
     )
     model = str(tiny_model(settings.model_dims))
-    with _terminable(), ExitStack() as stack, _progress(console) as progress:
+    with _terminable(), ExitStack() as stack, progress_bar(console) as progress:
         servers = {
             name: start(SYSTEMS[name], settings, model) for name in settings.systems
         }
@@ -57,7 +49,7 @@ def measure(
             )
             for name, server in servers.items()
         }
-        for name in _tracked(progress, "warming up", settings.systems):
+        for name in tracked(progress, "warming up", settings.systems):
             for agent in range(settings.agents):
                 runners[name].warm_up(agent)
         _take_turns(progress, "settling", runners, range(settings.warm_runs))
@@ -79,7 +71,7 @@ def _start(
 ) -> None:
     """Start all servers, and stop them when `stack` unwinds.
 
-    Those with a host pool come first: SGLang refuses one unless 10 GiB stay free.
+    Those with a host pool come first: SGLang refuses one unless memory stays free.
     """
     first = [name for name in servers if SYSTEMS[name].host]
     rest = [name for name in servers if not SYSTEMS[name].host]
@@ -93,20 +85,14 @@ def _start(
             progress.advance(task)
 
 
-def rotated(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
-    """`names`, beginning with another one each turn: none always follows another."""
-    shift = turn % len(names)
-    return names[shift:] + names[:shift]
-
-
 def _take_turns(
     progress: Progress, what: str, runners: dict[str, Runner], indices: range
 ) -> dict[str, list[Workflow]]:
     results: dict[str, list[Workflow]] = {name: [] for name in runners}
     turns = [
-        (index, name) for index in indices for name in rotated(tuple(runners), index)
+        (index, name) for index in indices for name in rotated(list(runners), index)
     ]
-    for index, name in _tracked(progress, what, turns):
+    for index, name in tracked(progress, what, turns):
         results[name].append(runners[name].run(index))
     return results
 
@@ -123,25 +109,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description:24}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-
-
-def _tracked(progress: Progress, what: str, items: Sequence[T]) -> Iterator[T]:
-    """Yield `items`, showing which one is worked on."""
-    task = progress.add_task(what, total=len(items))
-    for item in items:
-        label = item if isinstance(item, str) else item[-1]  # type: ignore[index]
-        progress.update(task, description=f"{what} {label}")
-        yield item
-        progress.advance(task)
-    progress.update(task, description=what)
