@@ -18,6 +18,7 @@ from kvflow_server.edge import serve as serving
 from kvflow_server.emulated.models import ModelError
 from kvflow_server.emulated.platform import bandwidth_gbps
 from kvflow_server.engine.config import Mode
+from kvflow_server.policy.backup import Backup
 
 __all__ = ["app", "main"]
 
@@ -97,6 +98,17 @@ def serve(
             "--no-hicache", help="Do not keep evicted KV cache in host memory."
         ),
     ] = False,
+    backup: Annotated[
+        Backup | None,
+        typer.Option(
+            "--kvflow-backup",
+            help="What of a workflow's calls is copied to host memory. fixed: fixed "
+            "prompts only. reused: also the suffixes of agents whose calls go on from "
+            "earlier ones, as a chat does. all: everything, as stock HiCache. "
+            "Default: KVFLOW_BACKUP or reused.",
+            show_default=False,
+        ),
+    ] = None,
     emulated: Annotated[
         bool | None,
         typer.Option(
@@ -131,6 +143,7 @@ def serve(
         mode=mode,
         stock=stock,
         hicache=not no_hicache,
+        backup=backup,
         emulated=emulated,
         pcie_gbps=pcie_gbps,
     )

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from kvflow_server.emulated.platform import BANDWIDTH_ENV, PLATFORM_NAME
 from kvflow_server.engine.config import Mode
+from kvflow_server.policy.backup import Backup
 
 __all__ = ["LaunchPlan", "ServeError", "ServeOptions", "has_gpu", "launch", "plan"]
 
@@ -60,6 +61,8 @@ class ServeOptions:
     """Stock SGLang on the same machine: KVFlow's cache is not used."""
     hicache: bool = True
     """Keep evicted KV in host memory (SGLang's hierarchical cache)."""
+    backup: Backup | None = None
+    """What of a call is written there; None: as the environment says."""
     emulated: bool | None = None
     """Use the emulated accelerator; None: when there is no GPU."""
     pcie_gbps: float | None = None
@@ -104,6 +107,8 @@ def plan(
         emulated = said.value("--device") == "cpu" or not (gpu or said("--device"))
     _check(options, said, emulated)
     env = {"KVFLOW_MODE": options.mode.value}
+    if options.backup is not None:
+        env["KVFLOW_BACKUP"] = options.backup.value
     wanted: list[Flag] = []
     if not said("--model-path"):
         wanted.append(("--model-path", str(default_model())))

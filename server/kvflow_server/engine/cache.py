@@ -31,6 +31,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow_sdk.wire import StepUpdate
+from kvflow_server.policy.backup import SuffixBackup
 from kvflow_server.policy.states import StateLedger
 from kvflow_server.policy.steps import Outcome, StepTable
 
@@ -42,6 +43,7 @@ from .loads import LoadTracker
 from .overhead import Overhead
 from .prefetching import Prefetcher
 from .prompts import PromptRegistry
+from .speeds import Speeds
 from .states import look_at_all
 from .tree import KVFlowTreeCore, state_of
 
@@ -59,6 +61,8 @@ class KVFlowCache(UnifiedRadixCache):
         self.config = config or EngineConfig.from_env()
         self.table = StepTable(self.config.steps)
         self.counters = Counters()
+        self.clock: Any = _LocalClock()
+        """Seconds by which decisions are made (`clock.now`)."""
         self.dropped = DroppedMetadata()
         self.overhead = Overhead()
         self.starved = False
@@ -72,11 +76,11 @@ class KVFlowCache(UnifiedRadixCache):
         }
         super().__init__(params)
         self.tree_core.use_order(self.table, self.config.mode.order, self._cap())
+        self.speeds = Speeds(self)
+        self.backup = SuffixBackup(self.config.backup, self.config.backup_limits)
         self.loads = LoadTracker(self)
         self.prompts = PromptRegistry(self.tree_core, self.config.prompts_per_agent)
         self.prefetcher = Prefetcher(self)
-        if self.config.mode is not Mode.OFF:
-            self.tree_core.suffix_backup_hits = self.config.suffix_backup_hits
         if self.config.debug:
             self.tree_core.ledger = StateLedger()
         self._attached = True
@@ -107,14 +111,14 @@ class KVFlowCache(UnifiedRadixCache):
     def apply_update(self, update: StepUpdate) -> Outcome:
         """Take in one step update, in band or out of band."""
         with self.overhead:
-            outcome = self.table.apply(update, time.monotonic())
+            outcome = self.table.apply(update, self.clock.now)
             self.prompts.settle()
             record_outcome(self, update, outcome)
         return outcome
 
     def expire_when_due(self) -> None:
         """End the leases that have run out; looks ten times in a lease."""
-        now = time.monotonic()
+        now = self.clock.now
         if now < self._next_expiry:
             return
         self._next_expiry = now + self.config.steps.lease_s / 10
@@ -137,6 +141,11 @@ class KVFlowCache(UnifiedRadixCache):
             return
         if tag.digest is None:
             tag.digest = _digest(req, self._boundary(tag))
+            tag.suffix_hits = self.backup.hits(
+                tag.owner.client,
+                tag.owner.agent,
+                req.origin_input_ids[self._boundary(tag) :],
+            )
         with self.writing_as(tag):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         with self.overhead:
@@ -163,11 +172,15 @@ class KVFlowCache(UnifiedRadixCache):
         for cut in missing:
             super().insert(_up_to(params, cut, done))
             done = cut
-        self.tree_core.writing_suffix = len(params.key) > boundary
+        if len(params.key) > boundary:
+            hits = tag.suffix_hits
+            self.tree_core.suffix_hits = (
+                self.backup.default_hits if hits is None else hits
+            )
         try:
             return super().insert(_past(params, done))
         finally:
-            self.tree_core.writing_suffix = False
+            self.tree_core.suffix_hits = 1
 
     def _boundary(self, tag: RequestTag) -> int:
         return tag.fixed_tokens // self.page_size * self.page_size
@@ -234,13 +247,22 @@ class KVFlowCache(UnifiedRadixCache):
 
     def ready_to_load_host_cache(self) -> int:
         producer: int = super().ready_to_load_host_cache()
+        if producer >= 0:
+            self.speeds.load_started()
         joined = self.loads.take_join()
         # A load queued by this very batch is newer than any it joins.
         return joined if producer < 0 and joined is not None else producer
 
     def loading_check(self, finish_count: int | None = None) -> None:
+        on_bus = self.speeds.loads_on_bus()
         super().loading_check(finish_count)
+        if on_bus:
+            self.speeds.loads_seen(on_bus)
         self.loads.reap(self.ongoing_load_back)
+
+    def _log_write_ack_metrics(self, ack: Any) -> None:
+        super()._log_write_ack_metrics(ack)
+        self.speeds.backup_arrived(ack)
 
     def drain_loads(self) -> None:
         """Block until every copy to the device has ended and is acknowledged."""
@@ -254,6 +276,7 @@ class KVFlowCache(UnifiedRadixCache):
             # Handles point into the tree that goes now; what clients said stays.
             self.prompts.clear()
             self.loads.clear()
+            self.speeds.clear()
             self.prefetcher.clear()
             if self.tree_core.ledger is not None:
                 self.tree_core.ledger.clear()
@@ -265,6 +288,14 @@ class KVFlowCache(UnifiedRadixCache):
         self.prompts.settle()
         self.tree_core.check_integrity()
         look_at_all(self.tree_core)
+
+
+class _LocalClock:
+    """Of a server with one rank."""
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
 
 
 def _up_to(params: InsertParams, cut: int, done: int) -> InsertParams:

@@ -10,10 +10,11 @@ brings in. The ceiling says where to stop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sglang.srt.mem_cache.unified_cache.component_type import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
@@ -21,7 +22,7 @@ from kvflow_server.policy.priority import EvictionClass, EvictionKey
 from kvflow_server.policy.states import KVState
 
 from .states import kv_state
-from .tree import KVFlowTreeCore, state_of
+from .tree import KVFlowTreeCore
 
 __all__ = ["KVFlowFullComponent"]
 
@@ -36,8 +37,8 @@ class KVFlowFullComponent(FullComponent):
 
     def __init__(self, cache: Any, params: Any) -> None:
         super().__init__(cache, params)
-        self.unused_prefetches: list[tuple[str, int]] = []
-        """(client, tokens) of prefetched nodes evicted before anyone used them."""
+        self.on_evict: Callable[[Any, int], None] | None = None
+        """Told of every node that leaves the device, and of its tokens."""
         self.evicted_tokens: dict[EvictionClass, int] = dict.fromkeys(EvictionClass, 0)
         """Device tokens evicted so far, by the class they went in."""
 
@@ -60,6 +61,44 @@ class KVFlowFullComponent(FullComponent):
         self.tree_core.settle()
         self._evict_device_request_cnt = request_cnt
         self._evict_device_last_node = None
+
+    def displaceable(self, ceiling: EvictionKey, beneficiary: str, enough: int) -> int:
+        """Tokens that `evict_below` would free, counted up to `enough`.
+
+        Evicts nothing: a prefetch that does not fit must not cost anyone anything.
+        """
+        tree = self.tree_core
+        if tree.is_write_back:
+            return 0  # evicting there waits for a copy to host memory
+        tree.settle()
+        freed = 0
+        gone: set[int] = set()
+        for entry in tree.evictable_device_leaves.order:
+            if freed >= enough or entry >= ceiling:
+                break
+            node = entry[-1]
+            while freed < enough and tree.entry_of(node) < ceiling:
+                freed += len(node.key)
+                gone.add(node.id)
+                node = node.parent
+                if not _becomes_leaf(node, gone):
+                    break
+        return freed + self._excess_of_others(beneficiary, ceiling, enough - freed)
+
+    def _excess_of_others(
+        self, beneficiary: str, ceiling: EvictionKey, enough: int
+    ) -> int:
+        """The same of what clients hold above their shares."""
+        tree = self.tree_core
+        freed = 0
+        for client, excess in tree.protection.excesses():
+            if freed >= enough:
+                break
+            if client != beneficiary:
+                order = tree.evictable_device_leaves.order.of(client)
+                tokens = sum(len(e[-1].key) for e in order if e >= ceiling)
+                freed += min(excess, tokens)
+        return freed
 
     def _evict_device_next_node(
         self,
@@ -116,7 +155,6 @@ class KVFlowFullComponent(FullComponent):
         cache_actions: list[Any],
         target: EvictLayer = EvictLayer.DEVICE,
     ) -> tuple[int, int]:
-        state = state_of(node)
         ledger = self.tree_core.ledger
         if ledger is not None:
             ledger.see(node.id, kv_state(node))
@@ -125,7 +163,15 @@ class KVFlowFullComponent(FullComponent):
         )
         if ledger is not None and freed[0] and node.backuped:
             ledger.see(node.id, KVState.BACKED_UP)
-        if state.prefetched is not None and freed[0]:
-            self.unused_prefetches.append((state.prefetched, freed[0]))
-            state.prefetched = None
+        if freed[0] and self.on_evict is not None:
+            self.on_evict(node, freed[0])
         return freed
+
+
+def _becomes_leaf(node: Any, gone: set[int]) -> bool:
+    """Whether eviction may go on with `node` once the nodes `gone` are evicted."""
+    return (
+        node.parent is not None
+        and not node.component_data[BASE_COMPONENT_TYPE].lock_ref
+        and all(child.evicted or child.id in gone for child in node.children.values())
+    )

@@ -10,7 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import TypeVar
 
+from kvflow_server.policy.backup import Backup, BackupLimits
 from kvflow_server.policy.prefetch import PrefetchLimits
 from kvflow_server.policy.priority import Order
 from kvflow_server.policy.steps import StepLimits
@@ -66,9 +68,9 @@ class EngineConfig:
     protected_share: float = 0.5
     """Of the device pool: what one client's prompts hold above it competes by recency
     with unknown entries, so that nobody starves the others. 1 sets no cap."""
-    suffix_backup_hits: int = 2
-    """A dynamic suffix is backed up to host memory once it has been used this often;
-    1 backs up everything at once, as SGLang's write-through does."""
+    backup: Backup = Backup.REUSED
+    """Of tagged requests; others are written through as SGLang is told."""
+    backup_limits: BackupLimits = field(default_factory=BackupLimits)
     debug: bool = False
     """Run the invariant checks after every scheduler pass that changed something."""
 
@@ -76,15 +78,19 @@ class EngineConfig:
     def from_env(cls, env: Mapping[str, str] | None = None) -> EngineConfig:
         """Raises `EngineConfigError` naming the variable and what it accepts."""
         env = os.environ if env is None else env
+        horizon = _integer(env, "KVFLOW_PREFETCH_HORIZON", 1, low=0, high=64)
         prefetch = PrefetchLimits(
-            horizon=_integer(env, "KVFLOW_PREFETCH_HORIZON", 1, low=0, high=64),
+            horizon=horizon,
+            idle_horizon=_integer(
+                env, "KVFLOW_PREFETCH_IDLE_HORIZON", horizon + 1, low=0, high=64
+            ),
             max_inflight=_integer(env, "KVFLOW_PREFETCH_INFLIGHT", 2, low=1, high=8),
             piece_tokens=_integer(
                 env, "KVFLOW_PREFETCH_PIECE_TOKENS", 512, low=16, high=1 << 20
             ),
         )
         return cls(
-            mode=_mode(env.get("KVFLOW_MODE", Mode.FULL.value)),
+            mode=_choice(env, "KVFLOW_MODE", Mode.FULL),
             prefetch=prefetch,
             steps=StepLimits(
                 lease_s=_integer(env, "KVFLOW_LEASE_S", 600, low=1, high=1 << 24)
@@ -94,8 +100,11 @@ class EngineConfig:
                 env, "KVFLOW_PROTECTED_PERCENT", 50, low=1, high=100
             )
             / 100,
-            suffix_backup_hits=_integer(
-                env, "KVFLOW_SUFFIX_BACKUP_HITS", 2, low=1, high=1 << 20
+            backup=_choice(env, "KVFLOW_BACKUP", Backup.REUSED),
+            backup_limits=BackupLimits(
+                suffix_hits=_integer(
+                    env, "KVFLOW_SUFFIX_BACKUP_HITS", 2, low=1, high=1 << 20
+                )
             ),
             debug=_integer(env, "KVFLOW_DEBUG", 0, low=0, high=1) == 1,
         )
@@ -107,7 +116,7 @@ class EngineConfig:
             value = getattr(self, item.name)
             if isinstance(value, Enum):
                 flat[item.name] = value.value
-            elif isinstance(value, PrefetchLimits | StepLimits):
+            elif isinstance(value, PrefetchLimits | StepLimits | BackupLimits):
                 flat[item.name] = {
                     inner.name: getattr(value, inner.name) for inner in fields(value)
                 }
@@ -116,12 +125,17 @@ class EngineConfig:
         return flat
 
 
-def _mode(text: str) -> Mode:
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+def _choice(env: Mapping[str, str], name: str, default: _Choice) -> _Choice:
+    text = env.get(name, default.value)
+    kinds = type(default)
     try:
-        return Mode(text)
+        return kinds(text)
     except ValueError:
-        known = ", ".join(mode.value for mode in Mode)
-        raise EngineConfigError(f"KVFLOW_MODE={text!r}: use one of {known}") from None
+        known = ", ".join(str(kind.value) for kind in kinds)
+        raise EngineConfigError(f"{name}={text!r}: use one of {known}") from None
 
 
 def _integer(

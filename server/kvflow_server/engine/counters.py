@@ -34,6 +34,14 @@ class Counters:
     """Inserts put off because the path was still being loaded."""
     prefetch_refused: int = 0
     """Prefetches given up for want of room below their ceiling."""
+    prefetch_too_late: int = 0
+    """Prefetches put off because computing would be quicker than a late copy."""
+    h2d_tokens: int = 0
+    """Copied from host memory to the device, for whatever reason."""
+    h2d_bytes: int = 0
+    d2h_tokens: int = 0
+    """Backed up to host memory."""
+    d2h_bytes: int = 0
 
     def as_dict(self) -> dict[str, int]:
         return {item.name: getattr(self, item.name) for item in fields(self)}

@@ -27,6 +27,8 @@ class RequestTag:
     """Of the fixed prompt's tokens and namespace; set at the first insert."""
     found: int = 0
     """Tokens of the path that were in the tree before the last insert."""
+    suffix_hits: float | None = None
+    """Uses after which the suffix goes to host memory; set with the digest."""
 
 
 def tag_of(req: Any) -> RequestTag | None:

@@ -8,7 +8,7 @@ a batch joins it, that is, waits for it layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .tree import LoadOperation, state_of
@@ -26,10 +26,10 @@ class LoadTracker:
         self._cache = cache
         self._operations: list[LoadOperation] = []
         self._join: LoadOperation | None = None
-        self.demand: dict[str, tuple[int, str | None]] = {}
-        """rid -> node id of what a skipped request waits for, and its client if it is
-        tagged; started by the next planner pass, so that nothing merges with the
-        scheduler's own operation."""
+        self.demand: dict[str, tuple[int, tuple[str, str] | None]] = {}
+        """rid -> node id of what a skipped request waits for, and its (client, agent)
+        if it is tagged; started by the next planner pass, so that nothing merges with
+        the scheduler's own operation."""
         self.completed = 0
         """Copies acknowledged so far."""
 
@@ -40,22 +40,33 @@ class LoadTracker:
 
     @property
     def in_flight(self) -> int:
+        """Copies that KVFlow started and nobody has joined yet."""
         return len(self._operations)
 
-    def start(self, node: Any) -> LoadOperation | None:
-        """Copy `node` and its missing ancestors to the device.
+    @property
+    def queued(self) -> int:
+        """Copies to the device that are on the bus, the scheduler's own included."""
+        return len(self._cache.speeds.loads_on_bus())
 
-        None if SGLang refuses: no room, too few tokens, or no free event slot.
+    def start(self, missing: Sequence[Any]) -> LoadOperation | None:
+        """Copy nodes of one path, deepest first, whose ancestors are on the device.
+
+        None if SGLang refuses: no room, too few tokens, or no free event slot; or if
+        one of them is no longer only in host memory.
         """
         controller = self._cache.cache_controller
         slots = controller.layer_done_counter.num_counters - _STOCK_PRODUCERS
         if controller.load_queue or len(controller.ack_load_queue) >= slots:
             return None
-        missing = self._cache.missing_on_device(node)
-        if not missing or not self._cache.load_back(node.id):
+        # An eviction for the piece before may have taken a host copy of this one.
+        if any(not (step.evicted and step.backuped) for step in missing):
+            return None
+        anchor = missing[0].id
+        if not self._cache.load_back(anchor):
             return None
         tokens = sum(len(step.key) for step in missing)
-        operation = LoadOperation(node.id, controller.start_loading(), tokens)
+        operation = LoadOperation(anchor, controller.start_loading(), tokens)
+        self._cache.speeds.load_started()
         for step in missing:
             state_of(step).load = operation
         self._operations.append(operation)

@@ -13,7 +13,7 @@ __all__ = ["LoadOperation", "NodeState", "PromptHandle", "Writer", "state_of"]
 class LoadOperation:
     """One host-to-device copy in flight that KVFlow started. Compared by identity."""
 
-    __slots__ = ("anchor", "joined", "producer", "tokens")
+    __slots__ = ("anchor", "producer", "tokens")
 
     def __init__(self, anchor: int, producer: int, tokens: int) -> None:
         self.anchor = anchor
@@ -21,7 +21,6 @@ class LoadOperation:
         self.producer = producer
         """Index of the layer events that a batch waits on to join the copy."""
         self.tokens = tokens
-        self.joined = False
 
 
 class PromptHandle:
@@ -88,8 +87,8 @@ class NodeState:
         self.charged = 0
         self.load: LoadOperation | None = None
         """Set while the device slots are still being written: LOADING."""
-        self.prefetched: str | None = None
-        """The client whose prefetch brought the node in and has not used it yet."""
+        self.prefetched: tuple[str, str] | None = None
+        """The (client, agent) it was prefetched for, until a request uses it."""
 
     @property
     def fixed(self) -> bool:

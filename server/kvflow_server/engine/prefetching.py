@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvflow_server.policy.prefetch import Candidate, Credit, rank_candidates
+from kvflow_server.policy.estimates import Pace, worth_prefetching
+from kvflow_server.policy.prefetch import (
+    Candidate,
+    CandidateIndex,
+    PrefetchAccounts,
+    Room,
+)
 from kvflow_server.policy.priority import EvictionClass, EvictionKey
 
 from .config import Mode
@@ -18,6 +24,9 @@ __all__ = ["Prefetcher"]
 
 _EARLIEST = float("-inf")
 
+Nodes = Sequence[Any]
+"""Nodes on one path that are only in host memory, deepest first."""
+
 
 class Prefetcher:
     """Starts demand loads and prefetches between scheduler passes."""
@@ -25,8 +34,21 @@ class Prefetcher:
     def __init__(self, cache: KVFlowCache) -> None:
         self._cache = cache
         self._limits = cache.config.prefetch
-        self._credit: dict[str, Credit] = {}
+        self.accounts = PrefetchAccounts(self._limits)
+        self.candidates = CandidateIndex(
+            cache.table, self._limits, next_run=cache.config.mode is Mode.FULL
+        )
+        self._pace: dict[str, Pace] = {}
+        self._moved: dict[tuple[str, str], float] = {}
+        """(client, run) -> when it last went a step on; live runs only."""
         self._planned_at: tuple[int, ...] = ()
+        if self.active:
+            cache.full_component.on_evict = self._evicted
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is ever copied ahead."""
+        return self._cache.config.mode.prefetches
 
     def run(
         self,
@@ -38,18 +60,15 @@ class Prefetcher:
         `busy` gives the (client, agent) whose requests are on the server already,
         `reserve` the tokens that running requests need to keep decoding.
         """
-        self._settle_unused()
-        self._start_demand()
-        if not self._cache.config.mode.prefetches:
+        self._note_moves(self.candidates.take_in())
+        if self._cache.cache_controller is None:
             return
-        if self._stamp() != self._planned_at:
+        served = self._start_demand()
+        if not self.active or not self.candidates:
+            return
+        if served and self._stamp() != self._planned_at:
             self._plan(busy(), reserve())
             self._planned_at = self._stamp()
-
-    def note_miss(self, client: str) -> None:
-        """A tagged request had to load on demand: a prefetch would have been used, so
-        this is how a throttled client earns its credit back."""
-        self._record(client, used=True)
 
     def note_use(self, path: Iterable[Any]) -> None:
         """An admitted request uses these nodes: settle what was prefetched for it."""
@@ -57,98 +76,154 @@ class Prefetcher:
             state = state_of(node)
             if state.prefetched is not None:
                 self._cache.counters.prefetch_used_tokens += len(node.key)
-                self._record(state.prefetched, used=True)
+                self.accounts.settled(*state.prefetched, len(node.key), used=True)
                 state.prefetched = None
 
     def drop_client(self, client: str) -> None:
-        self._credit.pop(client, None)
+        self.accounts.drop(client)
+        self.candidates.drop(client)
+        self._pace.pop(client, None)
 
     def clear(self) -> None:
+        """The tree was reset."""
         self._planned_at = ()
-        self._cache.full_component.unused_prefetches.clear()
+        self.candidates.clear()
 
-    def _start_demand(self) -> None:
-        """Loads of skipped requests go first and may displace anything unlocked."""
-        demand = self._cache.loads.demand
-        for node_id, client in demand.values():
+    def _evicted(self, node: Any, tokens: int) -> None:
+        """`node` loses `tokens` on the device. Prompts lose their ends first, so only
+        those that end here were whole until now."""
+        state = state_of(node)
+        if state.prefetched is not None:
+            self._cache.counters.prefetch_unused_tokens += tokens
+            self.accounts.settled(*state.prefetched, tokens, used=False)
+            state.prefetched = None
+        for handle in state.ends or ():
+            self.candidates.miss(handle.client, handle.agent)
+
+    def _note_moves(self, moved: Iterable[tuple[str, str]]) -> None:
+        """Runs that went a step on tell their client's pace."""
+        now = self._cache.clock.now
+        for client, run in moved:
+            before = self._moved.pop((client, run), None)
+            if before is not None:
+                self._pace.setdefault(client, Pace()).moved(now, now - before)
+            if self._cache.table.run_is_live(client, run):
+                self._moved[client, run] = now
+
+    def _start_demand(self) -> bool:
+        """Loads of skipped requests go first and may displace anything unlocked.
+
+        False if one of them could not start: then no prefetch may take its place.
+        """
+        loads = self._cache.loads
+        served = True
+        for node_id, owner in loads.demand.values():
             node = self._cache.tree_core.find_node(node_id)
-            operation = self._cache.loads.start(node) if node is not None else None
-            if operation is not None:
-                self._cache.counters.load_on_demand_tokens += operation.tokens
-                if client is not None:
-                    self.note_miss(client)
-        demand.clear()
+            missing = self._cache.missing_on_device(node) if node is not None else []
+            if not missing:
+                continue
+            operation = loads.start(missing)
+            if operation is None:
+                served = False
+                continue
+            self._cache.counters.load_on_demand_tokens += operation.tokens
+            if owner is not None:
+                self.accounts.missed(*owner)
+        loads.demand.clear()
+        return served
 
     def _plan(self, busy: Collection[tuple[str, str]], reserve: int) -> None:
-        cache = self._cache
-        owners = [owner for owner in cache.prompts.agents() if owner not in busy]
-        for choice in rank_candidates(cache.table, owners, self._limits):
-            if choice.retained and cache.config.mode is Mode.STEPS:
+        for choice in self.candidates.in_order():
+            if self._bus_is_taken(choice):
                 continue
-            if not self._credit_allows(choice.client):
+            if (choice.client, choice.agent) in busy:
                 continue
-            for handle in cache.prompts.handles(choice.client, choice.agent):
-                for target in self._pieces(handle.node):
-                    if cache.loads.in_flight >= self._limits.max_inflight:
-                        return
-                    if not self._fetch(target, choice, reserve):
-                        # What comes next has a lower ceiling: no room there either.
-                        return
+            if not self.accounts.allows(choice.client, choice.agent):
+                continue
+            if not self._fetch_for(choice, reserve):
+                # What comes next has a lower ceiling: no room there either.
+                return
 
-    def _pieces(self, end: Any) -> list[Any]:
-        """Nodes whose loading brings the prompt in piece by piece, shallow first."""
-        targets: list[Any] = []
-        tokens = 0
-        for node in reversed(self._cache.missing_on_device(end)):
-            tokens += len(node.key)
-            if tokens >= self._limits.piece_tokens or node is end:
-                if tokens >= self._cache.load_back_threshold:
-                    targets.append(node)
-                tokens = 0
-        return targets
+    def _bus_is_taken(self, choice: Candidate) -> bool:
+        """Whoever is beyond the horizon waits until nothing else is on the bus."""
+        queued = self._cache.loads.queued
+        far = choice.steps > self._limits.horizon
+        return queued >= (1 if far else self._limits.max_inflight)
 
-    def _fetch(self, target: Any, choice: Candidate, reserve: int) -> bool:
+    def _fetch_for(self, choice: Candidate, reserve: int) -> bool:
+        """Start what may start of the agent's prompts; False if there is no room."""
         cache = self._cache
-        missing = cache.missing_on_device(target)
-        tokens = sum(len(node.key) for node in missing)
-        room = (
-            cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size()
-        )
-        if room - tokens < reserve:
-            cache.counters.prefetch_refused += 1
-            return False
-        with cache.full_component.evict_below(_ceiling(choice), choice.client):
-            operation = cache.loads.start(target)
-        if operation is None:
-            cache.counters.prefetch_refused += 1
-            return False
-        cache.counters.prefetch_tokens += operation.tokens
-        for node in missing:
-            state_of(node).prefetched = choice.client
+        wanting = False
+        for handle in cache.prompts.handles(choice.client, choice.agent):
+            for piece in self._pieces(cache.missing_on_device(handle.node)):
+                wanting = True
+                if self._bus_is_taken(choice) or not self._comes_in_time(choice, piece):
+                    return True
+                if not self._fetch(piece, choice, reserve):
+                    cache.counters.prefetch_refused += 1
+                    return False
+        if not wanting:
+            self.candidates.found(choice.client, choice.agent)
         return True
 
-    def _settle_unused(self) -> None:
-        unused = self._cache.full_component.unused_prefetches
-        for client, tokens in unused:
-            self._cache.counters.prefetch_unused_tokens += tokens
-            self._record(client, used=False)
-        unused.clear()
+    def _pieces(self, missing: Nodes) -> Iterator[Nodes]:
+        """What brings a prompt in piece by piece, the shallowest first."""
+        piece: list[Any] = []
+        tokens = 0
+        for node in reversed(missing):
+            piece.insert(0, node)
+            tokens += len(node.key)
+            if tokens >= self._limits.piece_tokens or node is missing[0]:
+                if tokens >= self._cache.load_back_threshold:
+                    yield piece
+                piece, tokens = [], 0
 
-    def _record(self, client: str, *, used: bool) -> None:
-        self._credit.setdefault(client, Credit()).record(used, self._limits)
+    def _comes_in_time(self, choice: Candidate, piece: Nodes) -> bool:
+        cache = self._cache
+        pace = self._pace.get(choice.client)
+        worth = worth_prefetching(
+            tokens=sum(len(node.key) for node in piece),
+            ahead=cache.speeds.tokens_on_bus,
+            lead=None if pace is None else pace.lead(choice.steps, cache.clock.now),
+            bus=cache.speeds.bus.value,
+            prefill=cache.speeds.prefill.value,
+        )
+        cache.counters.prefetch_too_late += not worth
+        return worth
 
-    def _credit_allows(self, client: str) -> bool:
-        credit = self._credit.get(client)
-        return credit is None or credit.allows(self._limits)
+    def _fetch(self, piece: Nodes, choice: Candidate, reserve: int) -> bool:
+        """Start the copy of one piece, unless something else must give way for it."""
+        cache = self._cache
+        ceiling = _ceiling(choice)
+        component = cache.full_component
+        room = Room(
+            free=cache.token_to_kv_pool_allocator.available_size(),
+            unlocked=cache.evictable_size(),
+            reserve=reserve,
+        )
+        if not room.takes(
+            sum(len(node.key) for node in piece),
+            lambda enough: component.displaceable(ceiling, choice.client, enough),
+        ):
+            return False
+        with component.evict_below(ceiling, choice.client):
+            operation = cache.loads.start(piece)
+        if operation is None:
+            return False
+        cache.counters.prefetch_tokens += operation.tokens
+        self.accounts.issued(choice.client, choice.agent, operation.tokens)
+        for node in piece:
+            state_of(node).prefetched = (choice.client, choice.agent)
+        return True
 
     def _stamp(self) -> tuple[int, ...]:
         """Equal stamps: planning again would find what it found before."""
         cache = self._cache
         return (
             cache.table.version,
-            cache.prompts.version,
+            self.candidates.version,
             cache.loads.completed,
-            cache.loads.in_flight,
+            cache.loads.queued,
             cache.evictable_size(),
             cache.token_to_kv_pool_allocator.available_size(),
         )

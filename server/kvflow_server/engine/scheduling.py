@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.managers.schedule_policy import (
+    CLIP_MAX_NEW_TOKENS,
+    AddReqResult,
+    PrefillAdder,
+)
 
 from kvflow_server.policy.admission import PathStatus, Verdict, decide
+from kvflow_server.policy.estimates import computing_is_quicker
 
 from .cache import KVFlowCache
 from .hints import read_request_hints, tag_of
@@ -30,13 +35,14 @@ class KVFlowPrefillAdder(PrefillAdder):
             verdict = self._decide(req, operations)
             if verdict in (Verdict.SKIP, Verdict.LOAD_AND_SKIP):
                 return self._skip(req, load=verdict is Verdict.LOAD_AND_SKIP)
+            recomputed = 0
             if verdict in (Verdict.RECOMPUTE, Verdict.JOIN_AND_RECOMPUTE):
-                cache.counters.recompute_tokens += req.host_hit_length
-                req.host_hit_length = 0
+                recomputed, req.host_hit_length = req.host_hit_length, 0
                 req.best_match_node = req.last_node
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         if self.can_run_list and self.can_run_list[-1] is req:
             with cache.overhead:
+                cache.counters.recompute_tokens += recomputed
                 self._note_admission(req, operations)
         return result
 
@@ -47,6 +53,7 @@ class KVFlowPrefillAdder(PrefillAdder):
         worth_loading = req.host_hit_length >= cache.load_back_threshold
         if not operations and not worth_loading:
             return Verdict.ADMIT
+        wanted = len(req.full_untruncated_fill_ids) - req.prefix_len
         status = PathStatus(
             loading=sum(operation.tokens for operation in operations),
             backed_up=req.host_hit_length if worth_loading else 0,
@@ -54,10 +61,23 @@ class KVFlowPrefillAdder(PrefillAdder):
         return decide(
             status,
             other_ready=self._other_ready(),
-            room=self.rem_total_tokens > status.backed_up,
+            room=self._has_room(req, wanted),
+            computing_is_quicker=computing_is_quicker(
+                copied=status.backed_up,
+                computed=wanted - status.backed_up,
+                bus=cache.speeds.bus.value,
+                prefill=cache.speeds.prefill.value,
+            ),
             skips=getattr(req, "kvflow_skips", 0),
             limit=cache.config.max_skips,
         )
+
+    def _has_room(self, req: Any, wanted: int) -> bool:
+        """Whether `wanted` tokens and the answer fit: a copy for a request that cannot
+        be admitted would only be in the way of those that must end first."""
+        left = req.sampling_params.max_new_tokens - len(req.output_ids)
+        answer = min(max(left, 0), CLIP_MAX_NEW_TOKENS)
+        return bool(self.rem_total_tokens > wanted + answer + self.page_size)
 
     def _other_ready(self) -> bool:
         """Whether the device has something to do besides this request.
@@ -75,8 +95,9 @@ class KVFlowPrefillAdder(PrefillAdder):
         cache = self.tree_cache
         cache.prefetcher.note_use(cache.path_of(req))
         tag = tag_of(req)
+        req.kvflow_skips = 0
         if tag is not None and req.host_loaded_length:
-            cache.prefetcher.note_miss(tag.owner.client)
+            cache.prefetcher.accounts.missed(tag.owner.client, tag.owner.agent)
         if operations:
             cache.counters.late_join_tokens += sum(
                 len(node.key) for node in cache.path_of(req) if state_of(node).load
@@ -89,8 +110,8 @@ class KVFlowPrefillAdder(PrefillAdder):
         cache.counters.skipped_passes += 1
         if load:
             tag = tag_of(req)
-            client = tag.owner.client if tag is not None else None
-            cache.loads.demand[req.rid] = (req.best_match_node, client)
+            owner = (tag.owner.client, tag.owner.agent) if tag is not None else None
+            cache.loads.demand[req.rid] = (req.best_match_node, owner)
         return AddReqResult.CONTINUE
 
 
@@ -117,11 +138,11 @@ def after_pass(plan: Any, scheduler: Any) -> None:
     with cache.overhead:
         cache.starved = not batch and not running and bool(waiting)
         cache.expire_when_due()
-        if cache.cache_controller is not None:
-            cache.prefetcher.run(
-                busy=lambda: _agents([*running, *batch, *waiting]),
-                reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
-            )
+        cache.speeds.pass_ended(plan.batch_to_run)
+        cache.prefetcher.run(
+            busy=lambda: _agents([*running, *batch, *waiting]),
+            reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
+        )
     cache.overhead.end_pass(busy=bool(batch or running or waiting))
     if cache.config.debug:
         cache.check_integrity()

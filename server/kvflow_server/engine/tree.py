@@ -38,9 +38,9 @@ class KVFlowTreeCore(UnifiedTreeCore):
 
     evictable_device_leaves: LeafSet
     evictable_host_leaves: LeafSet
-    suffix_backup_hits = 1
-    writing_suffix = False
-    """Set while the dynamic suffix of a tagged request is being inserted."""
+    suffix_hits: float = 1
+    """While the suffix of a tagged request is being inserted: uses after which it goes
+    to host memory. 1 is at once, as everything else does."""
     ledger: StateLedger | None = None
     """In debug mode: what becomes of every node's state."""
 
@@ -63,8 +63,8 @@ class KVFlowTreeCore(UnifiedTreeCore):
 
     def reset(self) -> None:
         super().reset()
-        self.evictable_device_leaves = LeafSet(self._entry_of)
-        self.evictable_host_leaves = LeafSet(self._entry_of)
+        self.evictable_device_leaves = LeafSet(self.entry_of)
+        self.evictable_host_leaves = LeafSet(self.entry_of)
         self.protection.clear()
         self.writers.clear()
 
@@ -76,7 +76,8 @@ class KVFlowTreeCore(UnifiedTreeCore):
             return state.subtree.nearest
         return suffix_rank(self.table, self.order, state.owner, state.use)
 
-    def _entry_of(self, node: UnifiedTreeNode) -> Entry:
+    def entry_of(self, node: UnifiedTreeNode) -> Entry:
+        """The node's place in the order, whether it is in it or not."""
         subtree = state_of(node).subtree
         client = subtree.client if subtree is not None else None
         rank = self.rank_of(node)
@@ -162,8 +163,8 @@ class KVFlowTreeCore(UnifiedTreeCore):
 
     def _inc_hit_count_and_check(self, node: UnifiedTreeNode) -> bool:
         wanted = super()._inc_hit_count_and_check(node)
-        if wanted and self.writing_suffix and not state_of(node).fixed:
-            return bool(node.hit_count >= self.suffix_backup_hits)
+        if wanted and self.suffix_hits > 1 and not state_of(node).fixed:
+            return bool(node.hit_count >= self.suffix_hits)
         return wanted
 
     # Prompts and writers.

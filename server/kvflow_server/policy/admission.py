@@ -41,14 +41,22 @@ class Verdict(Enum):
 
 
 def decide(
-    path: PathStatus, *, other_ready: bool, room: bool, skips: int, limit: int
+    path: PathStatus,
+    *,
+    other_ready: bool,
+    room: bool,
+    skips: int,
+    limit: int,
+    computing_is_quicker: bool = False,
 ) -> Verdict:
     """What to do with a request whose prefix stands as `path` says.
 
     `other_ready`: this pass has admitted another request, or requests are decoding.
     `room`: the device can take what is only in host memory. `skips`: scheduler passes
     that have skipped this request so far; from `limit` on it is admitted whatever its
-    path, for a LOADING part is joined and never computed again.
+    path, for a LOADING part is joined and never computed again. `computing_is_quicker`:
+    than copying what is only in host memory; heeded where the request would wait for
+    the copy, for while others run it costs nobody anything.
     """
     if not path.loading and not path.backed_up:
         return Verdict.ADMIT
@@ -56,9 +64,12 @@ def decide(
     if path.backed_up and not path.loading:
         if not room or (other_ready and not patient):
             return Verdict.RECOMPUTE
-        return Verdict.LOAD_AND_SKIP if patient else Verdict.ADMIT
+        if patient:
+            return Verdict.LOAD_AND_SKIP
+        return Verdict.RECOMPUTE if computing_is_quicker else Verdict.ADMIT
     if not other_ready:
-        return Verdict.JOIN
+        recompute = path.backed_up and computing_is_quicker
+        return Verdict.JOIN_AND_RECOMPUTE if recompute else Verdict.JOIN
     if not patient:
         return Verdict.JOIN_AND_RECOMPUTE if path.backed_up else Verdict.JOIN
     return Verdict.LOAD_AND_SKIP if path.backed_up and room else Verdict.SKIP

@@ -58,8 +58,8 @@ class Changes:
     runs: dict[tuple[str, str], None] = field(default_factory=dict)
     """(client, run) that began or ended."""
     agents: dict[tuple[str, str], None] = field(default_factory=dict)
-    """(client, agent) whose steps changed; or their steps of the next run, where no
-    live run reaches them."""
+    """(client, agent) whose steps or likelihood changed; or their steps of the next
+    run, where no live run reaches them."""
     calls: dict[tuple[str, str, str], None] = field(default_factory=dict)
     """(client, run, agent) that began or ceased to execute."""
 
@@ -265,11 +265,7 @@ class StepTable:
         run.seen = now
         if update.steps is not None:
             self._move(client, update.run, run, dict(update.steps))
-            run.likelihood = {
-                agent: value
-                for agent, value in (update.likelihood or {}).items()
-                if agent in run.steps
-            }
+            self._set_likelihood(client, run, update.likelihood or {})
         self._mark_next_run(client, entry, shift)
 
     def _end_run(self, client: _Client, name: str, now: float) -> None:
@@ -318,6 +314,15 @@ class StepTable:
             feed.calls.update(
                 dict.fromkeys((client.name, name, agent) for agent in calls)
             )
+
+    def _set_likelihood(
+        self, client: _Client, run: _Run, likelihood: Mapping[str, float]
+    ) -> None:
+        old = run.likelihood
+        run.likelihood = {a: v for a, v in likelihood.items() if a in run.steps}
+        moved = [a for a in {**old, **likelihood} if old.get(a) != likelihood.get(a)]
+        for feed in self._feeds:
+            feed.agents.update(dict.fromkeys((client.name, agent) for agent in moved))
 
     def _mark_next_run(
         self, client: _Client, entry: dict[str, int], shift: int | None

@@ -128,6 +128,11 @@ class Protection:
         else:
             self.over.pop(client, None)
 
+    def excesses(self) -> Iterator[tuple[str, int]]:
+        """(client, tokens above its share) of those who hold more than it."""
+        for client in self.over:
+            yield client, int(self.held[client] - self.cap)
+
     def clear(self) -> None:
         self.held.clear()
         self.over.clear()
@@ -180,6 +185,10 @@ class VictimOrder:
                 excess: Entry = (*UNKNOWN, *mine[0][2:])
                 best = min(best, excess)
         return best
+
+    def of(self, client: str) -> Iterator[Entry]:
+        """The leaves kept for `client` alone, in order."""
+        yield from self._by_client.get(client, ())
 
     def __len__(self) -> int:
         return len(self._entries)

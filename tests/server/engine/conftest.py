@@ -18,6 +18,7 @@ import pytest
 
 from kvflow_sdk.wire import StepUpdate
 from kvflow_server.engine.config import EngineConfig, Mode
+from kvflow_server.policy.backup import Backup
 from kvflow_server.policy.prefetch import PrefetchLimits
 from kvflow_server.policy.priority import Owner
 
@@ -163,7 +164,8 @@ def build(
     page: int = 1,
     piece: int = 16,
     horizon: int = 1,
-    suffix_backup_hits: int = 2,
+    idle_horizon: int = 1,
+    backup: Backup = Backup.REUSED,
     share: float = 1.0,
 ) -> Harness:
     """A cache of `pool` tokens, with four times as much host memory or none."""
@@ -216,8 +218,10 @@ def build(
     params.tree_core_backend = "python" if stock else "kvflow"
     config = EngineConfig(
         mode=mode,
-        prefetch=PrefetchLimits(piece_tokens=piece, horizon=horizon),
-        suffix_backup_hits=suffix_backup_hits,
+        prefetch=PrefetchLimits(
+            piece_tokens=piece, horizon=horizon, idle_horizon=idle_horizon
+        ),
+        backup=backup,
         debug=True,
         protected_share=share,
     )

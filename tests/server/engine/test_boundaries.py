@@ -102,22 +102,6 @@ def test_a_reset_forgets_every_prompt_and_keeps_what_clients_said(
     harness.check()
 
 
-def test_a_suffix_goes_to_host_memory_only_once_it_is_used_again(
-    make_harness: Make,
-) -> None:
-    harness = make_harness(suffix_backup_hits=2)
-    tokens = [*FIXED, 1, 2, 3]
-    harness.insert(tokens, harness.tag("a", 40, FIXED))
-    harness.backup()
-    *fixed, suffix = harness.cache.tree_core.walk(harness.key(tokens))
-    assert all(node.backuped for node in fixed)
-    assert not suffix.backuped
-    harness.insert([*tokens, 4], harness.tag("a", 40, FIXED))
-    harness.backup()
-    assert suffix.backuped
-    harness.check()
-
-
 def _evict() -> Any:
     from kvflow_server.engine.config import Mode
 

@@ -25,6 +25,14 @@ def evicted(make_harness: Make) -> Any:
     return harness
 
 
+def throttle(harness: Any) -> None:
+    """As after prefetches that nobody used."""
+    accounts = harness.cache.prefetcher.accounts
+    for _ in range(32):
+        accounts.issued(CLIENT, "b", 16)
+        accounts.settled(CLIENT, "b", 16, used=False)
+
+
 def states(harness: Any, tokens: list[int]) -> list[str]:
     from kvflow_server.engine.states import kv_state
 
@@ -170,24 +178,25 @@ def test_unused_prefetches_are_counted_and_used_ones_too(evicted: Any) -> None:
     evicted.cache.prefetcher.note_use(path[:1])
     assert evicted.cache.counters.prefetch_used_tokens == 16
     evicted.evict(1000)
-    evicted.update({"b": 5})
-    evicted.prefetch()
     assert evicted.cache.counters.prefetch_unused_tokens == 32
+    usage = evicted.cache.prefetcher.accounts.of(CLIENT)["b"]
+    assert (usage.issued, usage.used, usage.unused) == (48, 16, 32)
 
 
 def test_a_throttled_client_earns_its_credit_back_by_its_misses(evicted: Any) -> None:
-    prefetcher = evicted.cache.prefetcher
-    for _ in range(32):
-        prefetcher._record(CLIENT, used=False)
+    throttle(evicted)
     evicted.update({"b": 0})
     evicted.prefetch()
     assert not evicted.cache.loads.active, "throttled"
     for _ in range(16):
-        evicted.cache.loads.demand["rid"] = (evicted.match(C).best_match_node, CLIENT)
+        node = evicted.match(B).best_match_node
+        evicted.cache.loads.demand["rid"] = (node, (CLIENT, "b"))
         evicted.prefetch()
         evicted.finish_loads()
         evicted.evict(1000)
-    evicted.prefetch()
+        # What it loads meanwhile for others says nothing of the planner's forecasts.
+        evicted.cache.prefetcher.accounts.missed(CLIENT, "c")
+        evicted.prefetch()
     assert "loading" in states(evicted, B)
     evicted.finish_loads()
 
@@ -197,7 +206,8 @@ def test_more_copies_than_event_slots_are_refused_not_asserted(evicted: Any) -> 
     started = 0
     for tokens in (A, B, C):
         for node in list(evicted.cache.tree_core.walk(evicted.key(tokens))):
-            started += loads.start(node) is not None
+            missing = evicted.cache.missing_on_device(node)
+            started += bool(missing) and loads.start(missing) is not None
             if started > 6:
                 break
     counter = evicted.cache.cache_controller.layer_done_counter
@@ -210,8 +220,8 @@ def test_a_copy_never_merges_with_one_that_the_scheduler_queued(evicted: Any) ->
     cache = evicted.cache
     assert cache.load_back(evicted.match(A).best_match_node)
     (node, *_) = cache.tree_core.walk(evicted.key(B))
-    assert cache.loads.start(node) is None, "its batch would no longer wait for it"
+    assert cache.loads.start([node]) is None, "its batch would no longer wait for it"
     assert cache.ready_to_load_host_cache() >= 0
-    assert cache.loads.start(node) is not None
+    assert cache.loads.start([node]) is not None
     evicted.finish_loads()
     evicted.check()

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from kvflow_server.engine.config import Mode
+from kvflow_server.policy.backup import Backup
 from kvflow_server.policy.priority import EvictionClass, EvictionKey, eviction_key
 
 POOL = 160
@@ -48,7 +49,7 @@ class OrderTrace(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.harness: Any = self.build(
-            pool=POOL, piece=8, mode=self.mode, share=self.share, suffix_backup_hits=1
+            pool=POOL, piece=8, mode=self.mode, share=self.share, backup=Backup.ALL
         )
         self.tree = self.harness.cache.tree_core
         self.locks: list[tuple[int, Any]] = []

@@ -41,17 +41,52 @@ def test_each_row_of_the_table(
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "other_ready", "room", "skips", "verdict"),
+    [
+        (BACKED_UP, False, True, 0, Verdict.RECOMPUTE),
+        (BOTH, False, True, 0, Verdict.JOIN_AND_RECOMPUTE),
+        (LOADING, False, True, 0, Verdict.JOIN),
+        (BACKED_UP, True, True, 0, Verdict.LOAD_AND_SKIP),
+        (BOTH, True, True, 0, Verdict.LOAD_AND_SKIP),
+        (IN_GPU, False, True, 0, Verdict.ADMIT),
+    ],
+)
+def test_where_computing_is_quicker_a_request_does_not_wait_for_a_copy(
+    path: PathStatus, other_ready: bool, room: bool, skips: int, verdict: Verdict
+) -> None:
+    found = decide(
+        path,
+        other_ready=other_ready,
+        room=room,
+        skips=skips,
+        limit=4,
+        computing_is_quicker=True,
+    )
+    assert found is verdict
+
+
 _PATHS = st.builds(PathStatus, loading=st.integers(0, 9), backed_up=st.integers(0, 9))
 _SKIPPING = (Verdict.SKIP, Verdict.LOAD_AND_SKIP)
 _JOINING = (Verdict.JOIN, Verdict.JOIN_AND_RECOMPUTE)
 
 
-@given(_PATHS, st.booleans(), st.booleans(), st.integers(0, 9))
+@given(_PATHS, st.booleans(), st.booleans(), st.integers(0, 9), st.booleans())
 def test_nothing_starves_and_nothing_reads_early(
-    path: PathStatus, other_ready: bool, room: bool, skips: int
+    path: PathStatus, other_ready: bool, room: bool, skips: int, quicker: bool
 ) -> None:
-    verdict = decide(path, other_ready=other_ready, room=room, skips=skips, limit=5)
+    verdict = decide(
+        path,
+        other_ready=other_ready,
+        room=room,
+        skips=skips,
+        limit=5,
+        computing_is_quicker=quicker,
+    )
     if skips >= 5 or not other_ready:
         assert verdict not in _SKIPPING, "skipped with nothing else to run, or for ever"
     if path.loading:
         assert verdict in (*_SKIPPING, *_JOINING), "admitted without waiting for a copy"
+    if verdict is Verdict.LOAD_AND_SKIP:
+        assert path.backed_up, "a copy of nothing"
+        assert room, "a copy without a place for it"

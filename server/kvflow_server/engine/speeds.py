@@ -1,0 +1,106 @@
+"""Counts what crosses the bus, and measures how fast: copies, and prefill beside them.
+
+By the clock that all ranks share, so that what is decided by it is decided alike. That
+clock moves once per scheduler pass, which makes a copy look slower than it was, never
+faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvflow_server.policy.estimates import Rate
+
+if TYPE_CHECKING:
+    from .cache import KVFlowCache
+
+__all__ = ["Speeds"]
+
+_LEAST_PREFILL = 32
+"""Tokens of a batch that says something about the speed of prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A prefill batch whose first answer is awaited."""
+
+    req: Any
+    tokens: int
+    since: float
+
+
+class Speeds:
+    """Of one cache. All calls come from the scheduler thread."""
+
+    def __init__(self, cache: KVFlowCache) -> None:
+        self._cache = cache
+        # Each errs in favour of the copy, which is what stock SGLang would do.
+        self.bus = Rate(quantile=0.75)
+        """Host to device, tokens per second."""
+        self.prefill = Rate(quantile=0.25)
+        """Tokens computed per second."""
+        self._bus_since = 0.0
+        """When the copies that are on the bus now began to be all it did."""
+        self._probe: _Probe | None = None
+
+    @property
+    def tokens_on_bus(self) -> int:
+        """Tokens on their way to the device."""
+        return sum(ack.num_tokens for ack in self.loads_on_bus())
+
+    def loads_on_bus(self) -> Sequence[Any]:
+        """SGLang's acknowledgements that are still to come, oldest first."""
+        controller = self._cache.cache_controller
+        return () if controller is None else tuple(controller.ack_load_queue)
+
+    def load_started(self) -> None:
+        """A copy to the device was just submitted."""
+        if len(self._cache.cache_controller.ack_load_queue) == 1:
+            self._bus_since = self._cache.clock.now
+
+    def loads_seen(self, before: Sequence[Any]) -> None:
+        """Acknowledgements were taken in; `before` is what was on the bus until now."""
+        arrived = before[: len(before) - len(self.loads_on_bus())]
+        if not arrived:
+            return
+        now = self._cache.clock.now
+        tokens = sum(ack.num_tokens for ack in arrived)
+        self.bus.record(tokens, now - self._bus_since)
+        self._bus_since = now
+        self._cache.counters.h2d_tokens += tokens
+        self._cache.counters.h2d_bytes += sum(ack.num_bytes for ack in arrived)
+
+    def backup_arrived(self, ack: Any) -> None:
+        """A copy to host memory was acknowledged."""
+        self._cache.counters.d2h_tokens += ack.num_tokens
+        self._cache.counters.d2h_bytes += ack.num_bytes
+
+    def pass_ended(self, batch: Any) -> None:
+        """A scheduler pass has built `batch` (None: nothing to run).
+
+        One prefill batch at a time is watched until its first request has an answer.
+        """
+        now = self._cache.clock.now
+        probe = self._probe
+        if probe is not None and (probe.req.output_ids or probe.req.finished()):
+            self.prefill.record(probe.tokens, now - probe.since)
+            self._probe = None
+        if self._probe is None and batch is not None and _tells_prefill(batch):
+            self._probe = _Probe(batch.reqs[0], batch.extend_num_tokens, now)
+
+    def clear(self) -> None:
+        """The tree was reset: no copy is under way."""
+        self._probe = None
+
+
+def _tells_prefill(batch: Any) -> bool:
+    """Whether the time to its first answer is time spent computing it."""
+    return (
+        batch.forward_mode.is_extend()
+        and batch.hicache_consumer_index < 0
+        and batch.chunked_req is None
+        and batch.extend_num_tokens >= _LEAST_PREFILL
+        and not batch.reqs[0].output_ids
+    )

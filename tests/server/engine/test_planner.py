@@ -1,0 +1,241 @@
+"""The planner on the real cache: budget, ceiling, order, cancelling, measured speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+Make = Callable[..., Any]
+A, B, C, D = (list(range(base, base + 48)) for base in (1000, 2000, 3000, 4000))
+CLIENT = "client-0123456789abcdef"
+
+
+class Clock:
+    """The time that decisions are made by, set by hand."""
+
+    now = 0.0
+
+
+def filled(make_harness: Make, prompts: dict[str, list[int]], **options: Any) -> Any:
+    """These agents' prompts, all of them only in host memory."""
+    harness = make_harness(**{"pool": 128, "piece": 16, **options})
+    harness.cache.clock = Clock()
+    for agent, tokens in prompts.items():
+        harness.insert(tokens, harness.tag(agent, 48, tokens))
+        harness.backup()
+    harness.evict(1000)
+    return harness
+
+
+def resident(harness: Any) -> dict[str, int]:
+    prompts = {"a": A, "b": B, "c": C, "d": D}
+    return {name: harness.device_tokens(t) for name, t in prompts.items()}
+
+
+def settle(harness: Any, passes: int = 12) -> None:
+    for _ in range(passes):
+        harness.prefetch()
+        harness.finish_loads()
+
+
+def test_a_prefetch_that_does_not_fit_evicts_nothing(make_harness: Make) -> None:
+    harness = filled(make_harness, {"a": A, "b": B}, pool=60)
+    # 40 tokens of some agent's suffix, and 12 of a nearer prompt: together too much.
+    near = list(range(5000, 5036))
+    harness.insert(near, harness.tag("near", 36, near))
+    suffix = [*near, *range(8)]
+    harness.insert(suffix, harness.tag("near", 36, near, run="over"))
+    harness.backup()
+    harness.update({"near": 0, "a": 1})
+    harness.evict(0)
+    free = harness.allocator.available_size()
+    assert free < 16 + 8
+    while harness.allocator.available_size() > 4:
+        harness.allocator.alloc(1)
+    harness.prefetch()
+    assert harness.device_tokens(suffix) == 44, "8 of the 12 missing were of no use"
+    assert harness.cache.counters.prefetch_refused == 1
+
+
+def test_while_the_bus_is_idle_the_agent_after_next_comes_back_too(
+    make_harness: Make,
+) -> None:
+    harness = filled(make_harness, {"b": B, "c": C}, idle_horizon=2)
+    harness.update({"a": 0, "b": 1, "c": 2})
+    harness.prefetch()
+    harness.finish_loads()
+    assert resident(harness)["b"] == 32
+    assert resident(harness)["c"] == 0, "the bus was taken"
+    settle(harness)
+    assert resident(harness)["b"] == 48
+    assert resident(harness)["c"] == 48
+    harness.check()
+
+
+def test_one_piece_at_a_time_for_who_is_far(make_harness: Make) -> None:
+    harness = filled(make_harness, {"c": C}, idle_horizon=2)
+    harness.update({"a": 0, "b": 1, "c": 2})
+    harness.prefetch()
+    harness.prefetch()
+    assert harness.cache.loads.queued == 1
+    harness.finish_loads()
+
+
+def test_a_run_that_turns_elsewhere_gets_no_further_piece(make_harness: Make) -> None:
+    harness = filled(make_harness, {"a": A, "b": B})
+    harness.update({"a": 0})
+    harness.prefetch()
+    harness.finish_loads()
+    harness.update({"b": 0})
+    settle(harness)
+    assert resident(harness)["a"] == 32, "two pieces were on the bus already"
+    assert resident(harness)["b"] == 48
+
+
+def test_a_run_that_ends_gets_no_further_piece(make_harness: Make) -> None:
+    harness = filled(make_harness, {"a": A})
+    harness.update({"a": 0})
+    harness.prefetch()
+    harness.update(final=True)
+    settle(harness)
+    assert resident(harness)["a"] == 32
+
+
+def test_a_load_on_demand_that_finds_no_place_lets_no_prefetch_pass(
+    make_harness: Make,
+) -> None:
+    harness = filled(make_harness, {"a": A, "b": B}, pool=60)
+    harness.update({"b": 0})
+    held = harness.allocator.alloc(30)
+    node = harness.match(A).best_match_node
+    harness.cache.loads.demand["rid"] = (node, None)
+    harness.prefetch()
+    assert not harness.cache.loads.active
+    harness.allocator.free(held)
+    harness.cache.loads.demand["rid"] = (node, None)
+    harness.prefetch()
+    harness.finish_loads()
+    assert resident(harness)["a"] == 48
+
+
+def test_planning_looks_at_nobody_whose_prompt_is_there(
+    make_harness: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make_harness(pool=256, piece=16)
+    for agent, tokens in (("a", A), ("b", B), ("c", C)):
+        harness.insert(tokens, harness.tag(agent, 48, tokens))
+        harness.backup()
+    looked: list[str] = []
+    prompts = harness.cache.prompts
+    handles = prompts.handles
+    monkeypatch.setattr(
+        prompts, "handles", lambda c, agent: looked.append(agent) or handles(c, agent)
+    )
+    harness.update({"a": 0, "b": 1, "c": 1})
+    settle(harness)
+    assert looked == []
+    harness.evict(48)
+    settle(harness)
+    assert set(looked) == {"b"}, "who was evicted, and only it"
+
+
+def test_the_speed_of_the_bus_is_measured_from_copies_that_arrived(
+    make_harness: Make,
+) -> None:
+    harness = filled(make_harness, {"a": A, "b": B, "c": C}, pool=256)
+    clock = harness.cache.clock
+    harness.update({"a": 0, "b": 0, "c": 0})
+    for _ in range(6):
+        harness.prefetch()
+        clock.now += 2.0
+        harness.finish_loads()
+    assert harness.cache.speeds.bus.value == 32 / 2.0, "two pieces each two seconds"
+    assert harness.cache.counters.h2d_tokens == 3 * 48
+    assert harness.cache.counters.h2d_bytes == 3 * 48 * 2 * 2 * 8 * 4
+
+
+def slow_bus(harness: Any) -> None:
+    """Measured: the bus 10 tokens a second, prefill 1000, a step 2 seconds."""
+    harness.update({"z": 0, "y": 1})
+    harness.prefetch()
+    harness.cache.clock.now += 2.0
+    harness.update({"y": 0})
+    harness.prefetch()
+    for _ in range(8):
+        harness.cache.speeds.bus.record(10, 1.0)
+        harness.cache.speeds.prefill.record(1000, 1.0)
+
+
+def test_what_would_come_too_late_is_left_to_be_computed(make_harness: Make) -> None:
+    harness = filled(make_harness, {"a": A})
+    slow_bus(harness)
+    harness.update({"y": 0, "a": 1})
+    harness.prefetch()
+    assert harness.cache.loads.queued == 1, "a second one would take 3.2 seconds"
+    harness.finish_loads()
+    harness.cache.clock.now += 1.0
+    settle(harness)
+    assert resident(harness)["a"] == 16
+    assert harness.cache.counters.prefetch_too_late > 0
+
+
+def test_the_last_piece_of_a_prompt_in_time_is_fetched(make_harness: Make) -> None:
+    harness = filled(make_harness, {"a": A})
+    slow_bus(harness)
+    for _ in range(8):
+        harness.cache.speeds.bus.record(100, 1.0)
+    harness.update({"y": 0, "a": 1})
+    settle(harness)
+    assert resident(harness)["a"] == 48
+
+
+_STEPS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3), max_size=4)
+
+
+@given(before=_STEPS, steps=_STEPS, reserve=st.integers(0, 80), hold=st.integers(0, 60))
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_a_prefetch_displaces_no_nearer_prompt_and_keeps_the_reserve(
+    make_harness: Make,
+    before: dict[str, int],
+    steps: dict[str, int],
+    reserve: int,
+    hold: int,
+) -> None:
+    harness = make_harness(pool=128, piece=16, idle_horizon=2)
+    prompts = {"a": A, "b": B, "c": C, "d": D}
+    harness.update(before)
+    for agent, tokens in prompts.items():
+        harness.insert(tokens, harness.tag(agent, 48, tokens))
+        harness.backup()
+    held = harness.allocator.alloc(min(hold, harness.allocator.available_size()))
+    was = resident(harness)
+    harness.update(steps)
+    cache = harness.cache
+    cache.prefetcher.run(set, reserve=lambda: reserve)
+    left = harness.allocator.available_size() + cache.evictable_size()
+    assert not cache.loads.active or left >= reserve
+    brought = {op.anchor for op in cache.loads._operations}
+    nearest = min(
+        (
+            steps[h.agent]
+            for node in map(cache.tree_core.find_node, brought)
+            for h in node.kvflow.handles
+            if h.agent in steps
+        ),
+        default=None,
+    )
+    for agent in prompts:
+        if resident(harness)[agent] < was[agent] and nearest is not None:
+            assert steps.get(agent, 99) > nearest, f"{agent} gave way to a farther one"
+    harness.finish_loads()
+    if held is not None:
+        harness.allocator.free(held)
+    harness.check()
