@@ -222,16 +222,9 @@ def test_a_prefetch_displaces_no_nearer_prompt_and_keeps_the_reserve(
     cache.prefetcher.run(set, reserve=lambda: reserve)
     left = harness.allocator.available_size() + cache.evictable_size()
     assert not cache.loads.active or left >= reserve
-    brought = {op.anchor for op in cache.loads._operations}
-    nearest = min(
-        (
-            steps[h.agent]
-            for node in map(cache.tree_core.find_node, brought)
-            for h in node.kvflow.handles
-            if h.agent in steps
-        ),
-        default=None,
-    )
+    walks = (cache.tree_core.walk(harness.key(t)) for t in prompts.values())
+    brought = {n.kvflow.prefetched for walk in walks for n in walk} - {None}
+    nearest = min((steps[agent] for _, agent in brought), default=None)
     for agent in prompts:
         if resident(harness)[agent] < was[agent] and nearest is not None:
             assert steps.get(agent, 99) > nearest, f"{agent} gave way to a farther one"
