@@ -16,9 +16,12 @@ import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
+from kvflow_integrations.conformance import Loopback, Seen
 from kvflow_integrations.langgraph.topology import read_topology
+from kvflow_sdk.client import Client
 from kvflow_sdk.distance import Frontier, steps_to_execution
 from kvflow_sdk.graph import AgentStepGraph
+from kvflow_sdk.openai import OpenAI
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 START: dict[str, Any] = {"question": "Why?", "notes": {}, "reviews": 0}
@@ -181,3 +184,67 @@ def test_the_recorder_sees_the_steps_of_a_wrapped_graph(
     calls = {call.agent: call for call in recording.calls}
     assert calls["planner"].steps["editor"] == 8
     assert calls["compliance"].steps == {"compliance": 0, "explainer": 1, "editor": 2}
+
+
+class _Team(Loopback):
+    """Plays the four members of PEER: the first draft is not good enough."""
+
+    def complete(self, request: Seen) -> tuple[int, str]:
+        said = request.body["messages"][0]["content"]
+        if said.startswith("You plan"):
+            return 200, "1. one\n2. two"
+        if said.startswith("You are the reviewer"):
+            return 200, "Score: 80" if "second draft" in said else "Score: 40. Why?"
+        return 200, "second draft" if "Review: Score" in said else "a text"
+
+
+@pytest.fixture
+def own_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The example's default client ends with the test."""
+    ours = Client()
+    monkeypatch.setattr("kvflow_sdk.client._default", ours)
+    yield
+    ours.close()
+
+
+@pytest.mark.usefixtures("own_client")
+def test_peer_answers_financial_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    finance = example("peer_finance", monkeypatch)
+    with _Team() as server, OpenAI(base_url=server.url, api_key="none") as llm:
+        answer = finance.team(llm).run("Is gold a hedge?")
+        calls = [
+            (update, seen.body["messages"][0]["content"])
+            for seen in server.at("/completions")
+            for update in seen.updates
+        ]
+    assert (answer.text, answer.score, answer.rounds) == ("second draft", 80, 2)
+    order = [update.agent for update, _ in calls]
+    assert order == ["planner", *["executor"] * 2, *["expresser", "reviewer"] * 2]
+    for update, said in calls:
+        assert update.agent is not None
+        assert update.fixed is not None
+        assert said[: update.fixed.chars] == finance.fixed_prompt(update.agent)
+
+
+def test_peers_prompts_are_as_long_as_the_papers() -> None:
+    for path in (EXAMPLES / "prompts" / "peer").iterdir():
+        assert 250 < len(path.read_text().split()) < 350, path
+
+
+@pytest.mark.usefixtures("own_client")
+@pytest.mark.parametrize("there", [True, False])
+def test_peer_runs_as_a_program_with_or_without_the_data_set(
+    there: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    finance = example("peer_finance", monkeypatch)
+    data = tmp_path / "FinQA.jsonl"
+    monkeypatch.setattr(finance, "FINQA", data)
+    if there:
+        data.write_text('{"text": "Is copper dear?"}\n', encoding="utf-8")
+    with _Team() as server:
+        finance.main(server.url, 1)
+    question = "Is copper dear?" if there else "How do falling interest rates"
+    assert capsys.readouterr().out.startswith(question)
