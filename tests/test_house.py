@@ -18,6 +18,7 @@ SOURCES = {
 FLOORS = [
     ["kvflow_sdk.errors", "kvflow_sdk.config"],
     ["kvflow_sdk.wire"],
+    ["kvflow_sdk.drift"],
     ["kvflow_sdk.graph", "kvflow_sdk.distance"],
     ["kvflow_sdk.run", "kvflow_sdk.likelihood"],
     # A mark is carried by the context, so prompt is not beside wire.
@@ -39,6 +40,7 @@ FLOORS = [
     ["kvflow_server.engine"],
     ["kvflow_server.edge"],
     ["kvflow_server.bench", "kvflow_server.sim"],
+    ["kvflow_server.lint"],
     ["kvflow_server.plugin"],
     ["kvflow_server.cli"],
     ["kvflow_server"],
@@ -48,7 +50,8 @@ PACKAGES = ("kvflow_integrations", "kvflow_sdk", "kvflow_server")
 
 PURE = ("kvflow_server.policy", "kvflow_sdk.graph", "kvflow_sdk.distance")
 IMPURE = {"sglang", "torch", "time", "datetime", "httpx", "threading", "asyncio"}
-EXPERIMENTS = ("kvflow_server.bench", "kvflow_server.sim")
+# What works for the client's side, or plays a client.
+EXPERIMENTS = ("kvflow_server.bench", "kvflow_server.sim", "kvflow_server.lint")
 SERVER_MAY_USE = {"kvflow_sdk.wire", "kvflow_sdk.errors"}
 
 MAX_FILE_LINES = 400

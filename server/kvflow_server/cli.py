@@ -27,6 +27,7 @@ _LAZY = {
         "kvflow_server.bench.cli",
         "Run the experiments that KVFlow is judged by.",
     ),
+    "lint": ("kvflow_server.lint", "Find what makes prompts drift."),
 }
 
 
