@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 import secrets
 import zlib
@@ -40,6 +41,7 @@ __all__ = [
     "MAX_RUNS_PER_MESSAGE",
     "MAX_STEPS",
     "PROTOCOL_VERSION",
+    "STATE_PATH",
     "STEPS_PATH",
     "FixedMark",
     "StepUpdate",
@@ -49,6 +51,7 @@ __all__ = [
     "from_header",
     "parse_envelope",
     "parse_payload",
+    "shown_client",
     "speaks_kvflow",
     "to_envelope",
     "to_header",
@@ -65,6 +68,8 @@ HEADER = "x-request-id-kvflow"
 CAPABILITIES_PATH = "/kvflow/v1/capabilities"
 """Unauthenticated; a client asks here whether a server is KVFlow."""
 STEPS_PATH = "/kvflow/v1/steps"
+STATE_PATH = "/kvflow/v1/state"
+"""What a server knows and holds; needs its admin key where it has one."""
 
 MAX_HEADER_BYTES = 8 * 1024
 MAX_INFLATED_BYTES = 256 * 1024
@@ -137,6 +142,16 @@ def capabilities() -> dict[str, Any]:
         "action_version": ACTION_VERSION,
         "header": HEADER,
     }
+
+
+def shown_client(client: str) -> str:
+    """The name a server shows and logs for `client`, 12 hexadecimal digits.
+
+    The id itself is the right to steer its entries and is not told to others; whoever
+    knows it can find its own entries by this name.
+    """
+    name = client.encode(errors="surrogatepass")
+    return hashlib.blake2b(name, digest_size=6).hexdigest()
 
 
 def speaks_kvflow(obj: object) -> bool:

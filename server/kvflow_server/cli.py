@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 from typer.core import TyperGroup
@@ -179,6 +180,52 @@ def doctor(
     else:
         show(report, Console())
     raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def top(
+    url: Annotated[
+        str, typer.Argument(metavar="[URL]", help="The server.", show_default=True)
+    ] = "http://127.0.0.1:30000",
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="KVFLOW_API_KEY",
+            help="The server's --admin-api-key; its --api-key if it has no other.",
+            show_default=False,
+        ),
+    ] = None,
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval", metavar="SECONDS", min=0.2, max=3600, help="Between readings."
+        ),
+    ] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show one reading and end.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each reading as a line of JSON.")
+    ] = False,
+) -> None:
+    """Watch a server live: pool, hits, prefetches, and where each agent's prompt is.
+
+    Rates are per second between two readings; the first one shows totals. Clients go by
+    a short name made of their id. Ctrl-C ends it.
+    """
+    from kvflow_server.edge.top import StateSource, TopError, run
+
+    source = StateSource(url, api_key)
+    try:
+        run(source, Console(), interval_s=interval, once=once, lines=as_json)
+    except TopError as error:
+        Console(stderr=True).print(f"[red]kvflow top:[/] {escape(str(error))}")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        pass
+    finally:
+        source.close()
 
 
 def _default_model() -> Path:

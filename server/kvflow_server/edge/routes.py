@@ -5,35 +5,54 @@
 ``POST /kvflow/v1/steps``                step updates out of band; 202 and no answer
 ``GET  /kvflow/v1/state``                clients, agents, prompts, counters
 =======================================  ==========================================
+
+With ``--api-key`` the steps need the key; the state needs the key of
+``--admin-api-key`` where there is one. Nothing waits for a scheduler but the state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 
 from kvflow_sdk.errors import WireError
-from kvflow_sdk.wire import MAX_INFLATED_BYTES, capabilities, parse_envelope
-from kvflow_server.engine.access import is_active
+from kvflow_sdk.wire import (
+    CAPABILITIES_PATH,
+    MAX_INFLATED_BYTES,
+    STATE_PATH,
+    STEPS_PATH,
+    capabilities,
+    parse_envelope,
+)
+from kvflow_server.engine.access import has_admin_key, is_active
+from kvflow_server.engine.gate import dropped, intake, refuse, refused
+from kvflow_server.engine.state import DEFAULT_CLIENTS, MAX_CLIENTS
+from kvflow_server.policy.intake import Admission
 
 __all__ = ["add_routes"]
 
 _STATE_TIMEOUT_S = 30.0
+_BODY_TIMEOUT_S = 30.0
 
 
 def add_routes(app: FastAPI) -> None:
     """Add the routes to SGLang's app; they fall under its API keys like its own, but
     for the capabilities (`engine.access`)."""
-    router = APIRouter(prefix="/kvflow/v1")
-    router.add_api_route("/capabilities", _capabilities, methods=["GET"])
-    router.add_api_route("/steps", _steps, methods=["POST"])
-    router.add_api_route("/state", _state, methods=["GET"])
-    app.include_router(router)
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    # On the app itself: SGLang finds the level of a route only there, and takes that
+    # of an included router's for the lowest.
+    state = auth_level(AuthLevel.ADMIN_OPTIONAL)(_state)
+    app.add_api_route(CAPABILITIES_PATH, _capabilities, methods=["GET"])
+    app.add_api_route(STEPS_PATH, _steps, methods=["POST"])
+    app.add_api_route(STATE_PATH, state, methods=["GET"])
 
 
 async def _capabilities() -> JSONResponse:
@@ -52,80 +71,152 @@ async def _steps(request: Request) -> Response:
     if not is_active():
         return _not_active()
     try:
-        updates = parse_envelope(await _json_body(request))
+        body = await _body(request)
+        updates = parse_envelope(_decoded(body))
+        if not updates:
+            raise WireError("actions: holds no kvflow.step action", field="actions")
     except WireError as error:
+        refuse(error.field)
         return _refusal(error)
-    if not updates:
-        return _refusal(
-            WireError("actions: holds no kvflow.step action", field="actions")
+    now = time.monotonic()
+    admission = intake().admit(updates, len(body), now)
+    if admission.accepted:
+        _tokenizer_manager()._dispatch_to_scheduler(
+            KVFlowStepsReq(updates=admission.accepted, received_at=now)
         )
-    _tokenizer_manager()._dispatch_to_scheduler(KVFlowStepsReq(updates=updates))
-    return Response(status_code=202)
+    if admission.refusal is None:
+        return Response(status_code=202)
+    refuse(admission.refusal.field)
+    return _over_bounds(admission)
 
 
-async def _state() -> JSONResponse:
+async def _state(request: Request) -> JSONResponse:
     from kvflow_server.engine.messages import KVFlowStateReq
-    from kvflow_server.engine.openai_hints import dropped
     from kvflow_server.engine.seams import Role, unapplied_hooks
 
     if not is_active():
         return _not_active()
+    try:
+        clients, ids = _question(request)
+    except WireError as error:
+        return _refusal(error)
     manager = _tokenizer_manager()
     manager.auto_create_handle_loop()
     # Shielded: a caller that goes away must not leave a reply for the next one.
-    ask = asyncio.ensure_future(manager.kvflow_state_communicator(KVFlowStateReq()))
-    replies = await asyncio.wait_for(asyncio.shield(ask), _STATE_TIMEOUT_S)
+    ask = asyncio.ensure_future(
+        manager.kvflow_state_communicator(KVFlowStateReq(clients=clients, ids=ids))
+    )
+    try:
+        replies = await asyncio.wait_for(asyncio.shield(ask), _STATE_TIMEOUT_S)
+    except TimeoutError:
+        return _error(
+            504,
+            "kvflow_timeout",
+            f"the scheduler did not answer within {_STATE_TIMEOUT_S:g} s",
+        )
     state: dict[str, Any] = replies[0].state
     for reason, count in dropped.reasons.items():
         totals = state["dropped_metadata"]
         totals[reason] = totals.get(reason, 0) + count
+    state["refused_updates"] = dict(refused)
     # SGLang only logs when it cannot apply a hook; here an operator sees it.
     state["unapplied_hooks"] = unapplied_hooks(Role.HTTP)
     return JSONResponse(state)
 
 
-async def _json_body(request: Request) -> object:
-    """The decoded body, refused before more than the bound of it has been read."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_INFLATED_BYTES:
-            raise WireError(
-                f"body: more than {MAX_INFLATED_BYTES} bytes", field="body", status=413
-            )
-        chunks.append(chunk)
+def _question(request: Request) -> tuple[int, bool]:
+    """How many clients to show, and whether by their ids. Raises `WireError`."""
+    asked = request.query_params.get("clients", str(DEFAULT_CLIENTS))
+    if not asked.isdecimal() or len(asked) > 9 or int(asked) > MAX_CLIENTS:
+        raise WireError(
+            f"clients: a number from 0 to {MAX_CLIENTS}, not {asked[:32]!r}",
+            field="clients",
+        )
+    ids = request.query_params.get("ids", "short")
+    if ids not in ("short", "full"):
+        raise WireError(f"ids: short or full, not {ids[:32]!r}", field="ids")
+    if ids == "full" and not has_admin_key(request.headers.get("authorization")):
+        raise WireError(
+            "ids: a client's id is the right to steer its entries, so it is shown in "
+            "full only to the key of --admin-api-key",
+            field="ids",
+            status=403,
+        )
+    return int(asked), ids == "full"
+
+
+async def _body(request: Request) -> bytes:
+    """The body, refused before more than the bound of it has been read or inflated."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise WireError(
+            f"content-encoding: {encoding[:32]!r} is not accepted, send the JSON as it "
+            "is",
+            field="content-encoding",
+            status=415,
+        )
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:18]) > MAX_INFLATED_BYTES:
+        raise _too_long()
+    body = bytearray()
     try:
-        body: object = msgspec.json.decode(b"".join(chunks))
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_INFLATED_BYTES:
+                    raise _too_long()
+    except TimeoutError as error:
+        raise WireError(
+            f"body: not complete within {_BODY_TIMEOUT_S:g} s", field="body", status=408
+        ) from error
+    except ClientDisconnect as error:
+        raise WireError("body: cut short", field="body") from error
+    return bytes(body)
+
+
+def _too_long() -> WireError:
+    return WireError(
+        f"body: more than {MAX_INFLATED_BYTES} bytes", field="body", status=413
+    )
+
+
+def _decoded(body: bytes) -> object:
+    try:
+        return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"body: not JSON ({error})", field="body") from error
-    return body
 
 
 def _refusal(error: WireError) -> JSONResponse:
-    return JSONResponse(
-        {
-            "error": {
-                "type": "kvflow_wire_error",
-                "field": error.field,
-                "message": str(error),
-            }
-        },
-        status_code=error.status,
+    return _error(error.status, "kvflow_wire_error", str(error), field=error.field)
+
+
+def _over_bounds(admission: Admission) -> JSONResponse:
+    refusal = admission.refusal
+    assert refusal is not None
+    answer = _error(
+        429,
+        "kvflow_limit",
+        refusal.message,
+        field=refusal.field,
+        accepted=len(admission.accepted),
     )
+    answer.headers["retry-after"] = str(refusal.retry_after_s)
+    return answer
 
 
 def _not_active() -> JSONResponse:
-    return JSONResponse(
-        {
-            "error": {
-                "type": "kvflow_not_active",
-                "message": "KVFlow is installed but not chosen; start the server with "
-                "`kvflow serve`, or SGLang with --radix-cache-backend kvflow.",
-            }
-        },
-        status_code=404,
+    return _error(
+        404,
+        "kvflow_not_active",
+        "KVFlow is installed but not chosen; start the server with `kvflow serve`, or "
+        "SGLang with --radix-cache-backend kvflow.",
     )
+
+
+def _error(status: int, kind: str, message: str, **details: Any) -> JSONResponse:
+    error = {"type": kind, "message": message, **details}
+    return JSONResponse({"error": error}, status_code=status)
 
 
 def _tokenizer_manager() -> Any:

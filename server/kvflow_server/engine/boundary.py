@@ -56,13 +56,14 @@ def default_mark(request: Any) -> FixedMark | None:
 def chat_boundary(
     serving: Any,
     request: Any,
-    prompt_ids: Sequence[int],
+    prompt_ids: Callable[[], Sequence[int]],
     mark: FixedMark,
     known: BoundaryCache,
 ) -> int | None:
     """Fixed tokens of a chat request; None if the mark points nowhere.
 
-    `serving` is SGLang's `OpenAIServingChat`, `prompt_ids` what it rendered.
+    `serving` is SGLang's `OpenAIServingChat`, `prompt_ids` gives what it rendered: it
+    may have to tokenize the whole prompt, and is asked only for a new fixed text.
     """
     if mark.message is None or mark.chars is None:
         return mark.tokens
@@ -79,7 +80,7 @@ def chat_boundary(
         ids = rendered.prompt_ids
         if isinstance(ids, str):
             ids = serving.tokenizer_manager.tokenizer.encode(ids)
-        return _common_prefix(prompt_ids, ids)
+        return _common_prefix(prompt_ids(), ids)
 
     return known.get(_digest(variant), compute)
 

@@ -13,10 +13,9 @@ every piece of it are nodes of their own::
 
 from __future__ import annotations
 
-import logging
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,16 +29,18 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from kvflow_sdk.wire import StepUpdate
+from kvflow_sdk.wire import StepUpdate, shown_client
 from kvflow_server.policy.backup import SuffixBackup
 from kvflow_server.policy.states import StateLedger
 from kvflow_server.policy.steps import Outcome, StepTable
 
+from .accounts import Accounts
 from .component import KVFlowFullComponent
 from .config import EngineConfig, Mode
 from .counters import Counters, DroppedMetadata
-from .hints import RequestTag, record_outcome, tag_of
+from .hints import RequestTag, tag_of
 from .loads import LoadTracker
+from .metrics import Publisher
 from .overhead import Overhead
 from .prefetching import Prefetcher
 from .prompts import PromptRegistry
@@ -48,8 +49,6 @@ from .states import look_at_all
 from .tree import KVFlowTreeCore, state_of
 
 __all__ = ["KVFlowCache"]
-
-logger = logging.getLogger(__name__)
 
 
 class KVFlowCache(UnifiedRadixCache):
@@ -63,6 +62,10 @@ class KVFlowCache(UnifiedRadixCache):
         self.counters = Counters()
         self.clock: Any = _LocalClock()
         """Seconds by which decisions are made (`clock.now`)."""
+        self.accounts = Accounts()
+        self.publisher: Publisher | None = None
+        self.next_publish = 0.0
+        """When the metrics are due (`metrics.publish_when_due`)."""
         self.dropped = DroppedMetadata()
         self.overhead = Overhead()
         self.starved = False
@@ -113,8 +116,22 @@ class KVFlowCache(UnifiedRadixCache):
         with self.overhead:
             outcome = self.table.apply(update, self.clock.now)
             self.prompts.settle()
-            record_outcome(self, update, outcome)
+            self._count_update(update, outcome)
         return outcome
+
+    def _count_update(self, update: StepUpdate, outcome: Outcome) -> None:
+        if outcome is Outcome.OVER_CAP:
+            self.dropped.record(
+                "cap",
+                f"client {shown_client(update.client)} exceeds a bound of "
+                f"{self.table.limits}",
+            )
+        elif outcome is Outcome.STALE:
+            self.counters.step_updates_stale += 1
+        else:
+            self.counters.step_updates += 1
+        if self.table.knows(update.client):
+            self.accounts.touch(update.client).updates += 1
 
     def expire_when_due(self) -> None:
         """End the leases that have run out; looks ten times in a lease."""
@@ -122,10 +139,15 @@ class KVFlowCache(UnifiedRadixCache):
         if now < self._next_expiry:
             return
         self._next_expiry = now + self.config.steps.lease_s / 10
-        for client in self.table.expire(now):
+        self.forget_clients(self.table.expire(now))
+        self.prompts.settle()
+
+    def forget_clients(self, clients: Iterable[str]) -> None:
+        """The leases of these clients have ended."""
+        for client in clients:
             self.prompts.drop_client(client)
             self.prefetcher.drop_client(client)
-        self.prompts.settle()
+            self.accounts.drop(client)
 
     # Writing: the boundary becomes a node, the suffix gets its owner.
 

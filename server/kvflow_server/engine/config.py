@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TypeVar
 
 from kvflow_server.policy.backup import Backup, BackupLimits
+from kvflow_server.policy.intake import IntakeLimits
 from kvflow_server.policy.prefetch import PrefetchLimits
 from kvflow_server.policy.priority import Order
 from kvflow_server.policy.steps import StepLimits
@@ -62,6 +63,7 @@ class EngineConfig:
     mode: Mode = Mode.FULL
     prefetch: PrefetchLimits = field(default_factory=PrefetchLimits)
     steps: StepLimits = field(default_factory=StepLimits)
+    intake: IntakeLimits = field(default_factory=IntakeLimits)
     max_skips: int = 256
     """Scheduler passes a request may be passed over while its prefix loads."""
     prompts_per_agent: int = 8
@@ -92,8 +94,11 @@ class EngineConfig:
         return cls(
             mode=_choice(env, "KVFLOW_MODE", Mode.FULL),
             prefetch=prefetch,
-            steps=StepLimits(
-                lease_s=_integer(env, "KVFLOW_LEASE_S", 600, low=1, high=1 << 24)
+            steps=_steps(env),
+            intake=IntakeLimits(
+                bytes_per_s=_integer(
+                    env, "KVFLOW_CLIENT_BYTES_PER_S", 1 << 20, low=1024, high=1 << 30
+                )
             ),
             max_skips=_integer(env, "KVFLOW_MAX_SKIPS", 256, low=0, high=1 << 20),
             protected_share=_integer(
@@ -116,13 +121,24 @@ class EngineConfig:
             value = getattr(self, item.name)
             if isinstance(value, Enum):
                 flat[item.name] = value.value
-            elif isinstance(value, PrefetchLimits | StepLimits | BackupLimits):
+            elif isinstance(
+                value, PrefetchLimits | StepLimits | BackupLimits | IntakeLimits
+            ):
                 flat[item.name] = {
                     inner.name: getattr(value, inner.name) for inner in fields(value)
                 }
             else:
                 flat[item.name] = value
         return flat
+
+
+def _steps(env: Mapping[str, str]) -> StepLimits:
+    return StepLimits(
+        clients=_integer(env, "KVFLOW_MAX_CLIENTS", 1024, low=1, high=1 << 20),
+        runs_per_client=_integer(env, "KVFLOW_MAX_RUNS", 1024, low=1, high=1 << 20),
+        agents_per_client=_integer(env, "KVFLOW_MAX_AGENTS", 8192, low=1, high=1 << 20),
+        lease_s=_integer(env, "KVFLOW_LEASE_S", 600, low=1, high=1 << 24),
+    )
 
 
 _Choice = TypeVar("_Choice", bound=Enum)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from kvflow_sdk.errors import WireError
 from kvflow_sdk.wire import ACTION_TYPE, StepUpdate, parse_envelope
 from kvflow_server.policy.priority import Owner
-from kvflow_server.policy.steps import Outcome
 
 if TYPE_CHECKING:
     from .cache import KVFlowCache
@@ -49,11 +48,12 @@ def read_request_hints(cache: KVFlowCache, req: Any) -> None:
     try:
         updates = parse_envelope(hints)
     except WireError as error:
-        cache.dropped.record(_reason(error), str(error))
+        cache.dropped.record_error(error)
         return
     for update in updates:
         cache.apply_update(update)
-        if update.agent is not None:
+        # A client that is over the cap is served as one that says nothing.
+        if update.agent is not None and cache.table.knows(update.client):
             req.kvflow_tag = RequestTag(
                 owner=Owner(update.client, update.run, update.agent),
                 fixed_tokens=_fixed_tokens(cache, req, update),
@@ -74,21 +74,3 @@ def _fixed_tokens(cache: KVFlowCache, req: Any, update: StepUpdate) -> int:
         )
         return 0
     return tokens
-
-
-def _reason(error: WireError) -> str:
-    """The field without the key in it: a bounded set of names."""
-    return error.field.partition("[")[0]
-
-
-def record_outcome(cache: KVFlowCache, update: StepUpdate, outcome: Outcome) -> None:
-    """Count what became of an update."""
-    if outcome is Outcome.OVER_CAP:
-        cache.dropped.record(
-            "cap",
-            f"client {update.client[:8]}… exceeds a bound of {cache.table.limits}",
-        )
-    elif outcome is Outcome.STALE:
-        cache.counters.step_updates_stale += 1
-    else:
-        cache.counters.step_updates += 1

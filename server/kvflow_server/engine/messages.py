@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
@@ -28,10 +29,17 @@ class KVFlowStepsReq(BaseReq, kw_only=True):  # type: ignore[call-arg]
     """Step updates that came out of band; nothing is answered."""
 
     updates: list[StepUpdate]
+    received_at: float
+    """The HTTP process's monotonic clock, seconds; the host's processes share it."""
 
 
 class KVFlowStateReq(BaseReq, kw_only=True):  # type: ignore[call-arg]
     """Asks a scheduler what it knows and holds."""
+
+    clients: int
+    """How many to tell of, at most."""
+    ids: bool
+    """Whether by their ids; else as `wire.shown_client` says."""
 
 
 class KVFlowStateReqOutput(BaseReq, kw_only=True):  # type: ignore[call-arg]
@@ -52,10 +60,13 @@ def add_handlers(_result: object, scheduler: Scheduler) -> None:
         if isinstance(cache, KVFlowCache):
             for update in request.updates:
                 cache.apply_update(update)
+            cache.counters.note_latency(time.monotonic() - request.received_at)
 
-    def state(_request: KVFlowStateReq) -> KVFlowStateReqOutput:
+    def state(request: KVFlowStateReq) -> KVFlowStateReqOutput:
         cache = scheduler.tree_cache
-        known = describe(cache) if isinstance(cache, KVFlowCache) else {}
+        known = {}
+        if isinstance(cache, KVFlowCache):
+            known = describe(cache, clients=request.clients, ids=request.ids)
         return KVFlowStateReqOutput(state=known)
 
     scheduler._request_dispatcher += TypeBasedDispatcher(

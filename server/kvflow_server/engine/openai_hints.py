@@ -16,7 +16,6 @@ from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
 from kvflow_sdk.errors import WireError
 from kvflow_sdk.wire import (
-    ACTION_TYPE,
     HEADER,
     FixedMark,
     StepUpdate,
@@ -25,14 +24,11 @@ from kvflow_sdk.wire import (
 )
 
 from .boundary import BoundaryCache, chat_boundary, default_mark, text_boundary
-from .counters import DroppedMetadata
+from .gate import check_in_band, dropped, is_ours
 
-__all__ = ["after_chat", "after_completion", "after_tokenize", "dropped"]
+__all__ = ["after_chat", "after_completion", "after_tokenize"]
 
 logger = logging.getLogger(__name__)
-
-dropped = DroppedMetadata()
-"""In-band metadata that this HTTP process could not use."""
 
 _boundaries = BoundaryCache()
 
@@ -45,7 +41,7 @@ def _harmless(hook: _F) -> _F:
         try:
             hook(*args, **kwargs)
         except WireError as error:
-            dropped.record(error.field.partition("[")[0], str(error))
+            dropped.record_error(error)
         except Exception as error:
             dropped.record("internal", f"{type(error).__name__}: {error}")
             logger.debug("KVFlow hook failed", exc_info=True)
@@ -65,10 +61,9 @@ def after_chat(
     mark = update.fixed or default_mark(processed)
     tokens = None
     if mark is not None:
-        ids = adapted.input_ids
-        if ids is None:
-            ids = serving.tokenizer_manager.tokenizer.encode(adapted.text)
-        tokens = chat_boundary(serving, processed, ids, mark, _boundaries)
+        tokens = chat_boundary(
+            serving, processed, lambda: _prompt_ids(serving, adapted), mark, _boundaries
+        )
         if tokens is None:
             dropped.record("fixed", f"fixed: {mark} points past the end of the prompt")
     adapted.kv_hints = _hints(update, tokens)
@@ -89,32 +84,52 @@ def after_completion(
 def after_tokenize(
     tokenized: Any, manager: Any, _obj: Any, input_text: Any, *_args: Any, **_kw: Any
 ) -> None:
-    """AFTER `TokenizerManager._create_tokenized_object`: a mark in characters on a
-    plain prompt becomes a count of tokens."""
+    """AFTER `TokenizerManager._create_tokenized_object`: what KVFlow cannot use goes no
+    further, and a mark in characters on a plain prompt becomes a count of tokens."""
     hints = getattr(tokenized, "kv_hints", None)
-    if hints is None:
+    if hints is None or not any(map(is_ours, hints.actions)):
         return
-    for action in hints.actions:
-        fixed = action.payload.get("fixed")
-        if action.action_type != ACTION_TYPE or not isinstance(fixed, dict):
-            continue
-        chars = fixed.get("chars")
-        if fixed.get("message") != 0 or not isinstance(chars, int) or chars < 0:
-            continue
-        tokens = None
-        if isinstance(input_text, str):
-            tokens = text_boundary(
-                manager.tokenizer.encode,
-                input_text,
-                tokenized.input_ids,
-                chars,
-                _boundaries,
-            )
-        if tokens is None:
-            dropped.record("fixed", f"fixed: character {chars} is past the prompt")
-            del action.payload["fixed"]
-        else:
-            action.payload["fixed"] = {"tokens": tokens}
+    try:
+        check_in_band(hints)
+    except WireError:
+        others = [action for action in hints.actions if not is_ours(action)]
+        tokenized.kv_hints = msgspec.structs.replace(hints, actions=others)
+        raise
+    # The prompts of one call share its envelope, so it is replaced, never changed.
+    actions = [
+        _with_tokens(action, tokenized, manager, input_text)
+        if is_ours(action)
+        else action
+        for action in hints.actions
+    ]
+    tokenized.kv_hints = msgspec.structs.replace(hints, actions=actions)
+
+
+def _with_tokens(action: Any, tokenized: Any, manager: Any, input_text: Any) -> Any:
+    fixed = action.payload.get("fixed") or {}
+    chars = fixed.get("chars")
+    if fixed.get("message") != 0 or chars is None:
+        return action
+    tokens = None
+    if isinstance(input_text, str):
+        tokens = text_boundary(
+            manager.tokenizer.encode,
+            input_text,
+            tokenized.input_ids,
+            chars,
+            _boundaries,
+        )
+    payload = {**action.payload, "fixed": {"tokens": tokens}}
+    if tokens is None:
+        dropped.record("fixed", f"fixed: character {chars} is past the prompt")
+        del payload["fixed"]
+    return msgspec.structs.replace(action, payload=payload)
+
+
+def _prompt_ids(serving: Any, adapted: Any) -> Any:
+    if adapted.input_ids is not None:
+        return adapted.input_ids
+    return serving.tokenizer_manager.tokenizer.encode(adapted.text)
 
 
 def _update_of(raw_request: Any) -> StepUpdate | None:

@@ -13,8 +13,10 @@ from sglang.srt.managers.schedule_policy import (
 from kvflow_server.policy.admission import PathStatus, Verdict, decide
 from kvflow_server.policy.estimates import computing_is_quicker
 
+from .accounts import note_admission, note_skip
 from .cache import KVFlowCache
 from .hints import read_request_hints, tag_of
+from .metrics import publish_when_due
 from .states import read_early
 from .tree import state_of
 
@@ -43,6 +45,7 @@ class KVFlowPrefillAdder(PrefillAdder):
         if self.can_run_list and self.can_run_list[-1] is req:
             with cache.overhead:
                 cache.counters.recompute_tokens += recomputed
+                note_admission(cache, req, recomputed)
                 self._note_admission(req, operations)
         return result
 
@@ -107,7 +110,7 @@ class KVFlowPrefillAdder(PrefillAdder):
     def _skip(self, req: Any, *, load: bool) -> AddReqResult:
         cache = self.tree_cache
         req.kvflow_skips = getattr(req, "kvflow_skips", 0) + 1
-        cache.counters.skipped_passes += 1
+        note_skip(cache, req, load=load)
         if load:
             tag = tag_of(req)
             owner = (tag.owner.client, tag.owner.agent) if tag is not None else None
@@ -143,6 +146,7 @@ def after_pass(plan: Any, scheduler: Any) -> None:
             busy=lambda: _agents([*running, *batch, *waiting]),
             reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
         )
+        publish_when_due(cache, scheduler)
     cache.overhead.end_pass(busy=bool(batch or running or waiting))
     if cache.config.debug:
         cache.check_integrity()

@@ -217,6 +217,7 @@ SEAMS: tuple[Seam, ...] = (
         f"{_FULL}.evict_component",
         ("node", "device_frees", "host_frees", "cache_actions", "target"),
     ),
+    Seam(f"{_SCHEDULER}.init_metrics_collector"),
     Seam(f"{_ADDER}.add_one_req", ("req", "has_chunked_req", "truncation_align_size")),
     Seam(f"{_ADDER}.rem_total_tokens"),
     Seam(f"{_CONTROLLER}.LayerLoadingEvent", ("num_layers",)),

@@ -1,12 +1,19 @@
 """The state report: clients, runs, agents, where each fixed prompt is, counters.
 
-Token counts and names only; no prompt text ever.
+Names and token counts only, no prompt text ever. The id of a client is the right to
+steer its entries, so clients go by the name of `wire.shown_client` unless the admin asks
+for ids. Made on the scheduler's thread, so it is bounded: the clients last heard of, and
+of each a bounded number of runs and agents.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kvflow_sdk.wire import shown_client
+from kvflow_server.policy.prefetch import Usage
 from kvflow_server.policy.states import KVState
 
 from .states import kv_state
@@ -15,20 +22,36 @@ from .tree import PromptHandle
 if TYPE_CHECKING:
     from .cache import KVFlowCache
 
-__all__ = ["describe"]
+__all__ = ["DEFAULT_CLIENTS", "MAX_CLIENTS", "describe"]
+
+DEFAULT_CLIENTS = 64
+MAX_CLIENTS = 1024
+MAX_RUNS = 256
+"""Runs shown of one client."""
+MAX_AGENTS = 256
+"""Agents shown of one client."""
 
 
-def describe(cache: KVFlowCache) -> dict[str, Any]:
-    """What the scheduler knows and holds, as JSON values."""
+def describe(
+    cache: KVFlowCache, *, clients: int = DEFAULT_CLIENTS, ids: bool = False
+) -> dict[str, Any]:
+    """What the scheduler knows and holds, as JSON values.
+
+    Of the `clients` last heard of, by their ids if `ids`. O(owners of prompts + agents
+    shown · depth).
+    """
+    shown = list(islice(cache.accounts.recent(), clients))
+    owned = _owned(cache, shown)
     state = {
         "config": cache.config.describe(),
-        "pool": {
-            "tokens": int(cache.token_to_kv_pool_allocator.size),
-            "free": int(cache.token_to_kv_pool_allocator.available_size()),
-            "evictable": int(cache.evictable_size()),
-            "loads_in_flight": cache.loads.in_flight,
+        "pool": _pool(cache),
+        "clients": {
+            client if ids else shown_client(client): _client(
+                cache, client, owned[client]
+            )
+            for client in shown
         },
-        "clients": {name: _client(cache, name) for name in _known_clients(cache)},
+        "clients_left_out": len(cache.accounts) - len(shown),
         "counters": cache.counters.as_dict(),
         "overhead": cache.overhead.as_dict(),
         "dropped_metadata": dict(cache.dropped.reasons),
@@ -37,6 +60,24 @@ def describe(cache: KVFlowCache) -> dict[str, Any]:
     if cache.config.debug:
         state["integrity"] = _integrity(cache)
     return state
+
+
+def _pool(cache: KVFlowCache) -> dict[str, int]:
+    """Tokens, but for `loads_in_flight` and `bytes_per_token`."""
+    pool = {
+        "tokens": int(cache.token_to_kv_pool_allocator.size),
+        "free": int(cache.token_to_kv_pool_allocator.available_size()),
+        "evictable": int(cache.evictable_size()),
+        "loads_in_flight": cache.loads.in_flight,
+        "host_tokens": 0,
+        "host_free": 0,
+    }
+    if cache.cache_controller is not None:
+        host = cache.cache_controller.mem_pool_host
+        pool["host_tokens"] = int(host.size)
+        pool["host_free"] = int(host.available_size())
+        pool["bytes_per_token"] = int(host.size_per_token)
+    return pool
 
 
 def _integrity(cache: KVFlowCache) -> str:
@@ -49,27 +90,45 @@ def _integrity(cache: KVFlowCache) -> str:
     return "ok"
 
 
-def _known_clients(cache: KVFlowCache) -> list[str]:
-    owners = (client for client, _agent in cache.prompts.agents())
-    return list(dict.fromkeys([*cache.table.clients(), *owners]))
+def _owned(cache: KVFlowCache, clients: Iterable[str]) -> dict[str, list[str]]:
+    """client -> its agents that own prompts."""
+    owned: dict[str, list[str]] = {client: [] for client in clients}
+    for client, agent in cache.prompts.agents():
+        if client in owned:
+            owned[client].append(agent)
+    return owned
 
 
-def _client(cache: KVFlowCache, client: str) -> dict[str, Any]:
+def _client(cache: KVFlowCache, client: str, owners: list[str]) -> dict[str, Any]:
     runs = cache.table.runs(client)
     agents = dict.fromkeys(agent for steps in runs.values() for agent in steps)
-    agents.update(
-        (agent, None) for owner, agent in cache.prompts.agents() if owner == client
-    )
+    agents.update(dict.fromkeys(owners))
+    account = cache.accounts.find(client)
     return {
-        "runs": {name: dict(steps) for name, steps in runs.items()},
-        "agents": {agent: _agent(cache, client, agent) for agent in agents},
+        "runs": {name: dict(steps) for name, steps in islice(runs.items(), MAX_RUNS)},
+        "agents": {
+            agent: _agent(cache, client, agent) for agent in islice(agents, MAX_AGENTS)
+        },
+        "left_out": {
+            "runs": max(0, len(runs) - MAX_RUNS),
+            "agents": max(0, len(agents) - MAX_AGENTS),
+        },
+        "account": account.as_dict() if account is not None else {},
+        "throttled": cache.prefetcher.accounts.throttled(client),
+        "held": _held(cache, client, owners),
     }
 
 
 def _agent(cache: KVFlowCache, client: str, agent: str) -> dict[str, Any]:
+    prefetched = cache.prefetcher.accounts.of(client).get(agent, Usage())
     return {
         "steps": cache.table.steps(client, agent),
         "steps_of_next_run": cache.table.steps_of_next_run(client, agent),
+        "prefetch": {
+            "issued": prefetched.issued,
+            "used": prefetched.used,
+            "unused": prefetched.unused,
+        },
         "prompts": [
             _prompt(cache, handle) for handle in cache.prompts.handles(client, agent)
         ],
@@ -82,3 +141,20 @@ def _prompt(cache: KVFlowCache, handle: PromptHandle) -> dict[str, int]:
     for node in cache.tree_core.path_to_root(handle.node):
         tokens[kv_state(node).value] += len(node.key)
     return {"tokens": handle.tokens, **tokens}
+
+
+def _held(cache: KVFlowCache, client: str, owners: list[str]) -> dict[str, int]:
+    """Tokens that the client's fixed prompts take, a shared prefix counted once.
+
+    What is on the device and in host memory counts as both.
+    """
+    nodes = {
+        node.id: node
+        for agent in owners
+        for handle in cache.prompts.handles(client, agent)
+        for node in cache.tree_core.path_to_root(handle.node)
+    }.values()
+    return {
+        "device": sum(len(node.key) for node in nodes if not node.evicted),
+        "host": sum(len(node.key) for node in nodes if node.backuped),
+    }

@@ -30,6 +30,8 @@ class StepLimits:
     runs_per_client: int = 1024
     agents_per_client: int = 8192
     """Distinct agent names that one client's live runs may mention together."""
+    entries_per_client: int = 1 << 18
+    """Entries of `steps` in the snapshots of one client's live runs together."""
     tombstones_per_client: int = 1024
     lease_s: float = 600.0
     """A client, run or tombstone unheard of for this long is forgotten."""
@@ -96,6 +98,8 @@ class _Client:
     """{steps a run has left: number of live runs}."""
     entry: dict[str, int] = field(default_factory=dict)
     """Steps of every agent in the first snapshot of the last run that started."""
+    entries: int = 0
+    """Entries of `steps` in the snapshots of all live runs."""
     started: int = 0
     """Runs seen so far; from the second on, the client is known to come back."""
 
@@ -134,7 +138,7 @@ class StepTable:
         if run is not None and update.seq <= run.seq and not update.final:
             run.seen = client.seen = now
             return Outcome.STALE
-        if not update.final and self._exceeds(client, run, update):
+        if self.exceeded(update) is not None:
             return Outcome.OVER_CAP
         if update.client not in self._clients:
             self._clients[client.name] = client
@@ -146,6 +150,28 @@ class StepTable:
             self._set_run(client, update, now)
         self.version += 1
         return Outcome.APPLIED
+
+    def exceeded(self, update: StepUpdate) -> str | None:
+        """The bound that `apply` would refuse `update` for, a field of `StepLimits`."""
+        client = self._clients.get(update.client)
+        if client is None:
+            if len(self._clients) >= self.limits.clients:
+                return "clients"
+            client = _NOBODY
+        if update.final or update.run in client.ended:
+            return None
+        run = client.runs.get(update.run)
+        if run is None and len(client.runs) >= self.limits.runs_per_client:
+            return "runs_per_client"
+        steps = update.steps or {}
+        fresh = sum(1 for agent in steps if agent not in client.nearest)
+        if len(client.nearest) + fresh > self.limits.agents_per_client:
+            return "agents_per_client"
+        replaced = len(run.steps) if run is not None else 0
+        entries = client.entries + len(steps) - replaced
+        return (
+            "entries_per_client" if entries > self.limits.entries_per_client else None
+        )
 
     def steps(self, client: str, agent: str) -> int | None:
         """Steps of the nearest live run of `client` that will reach `agent`."""
@@ -243,13 +269,9 @@ class StepTable:
                 max(run.steps.values(), default=0) for run in client.runs.values()
             )
             assert remaining == client.remaining, f"what {name}'s runs have left is off"
+            entries = sum(len(run.steps) for run in client.runs.values())
+            assert entries == client.entries, f"entries of {name} are off"
             assert not client.runs.keys() & client.ended.keys(), name
-
-    def _exceeds(self, client: _Client, run: _Run | None, update: StepUpdate) -> bool:
-        if run is None and len(client.runs) >= self.limits.runs_per_client:
-            return True
-        fresh = sum(1 for agent in update.steps or () if agent not in client.nearest)
-        return len(client.nearest) + fresh > self.limits.agents_per_client
 
     def _set_run(self, client: _Client, update: StepUpdate, now: float) -> None:
         entry, shift = client.entry, client.shift
@@ -290,6 +312,7 @@ class StepTable:
     ) -> None:
         """Replace a run's snapshot. O(agents in the old one and the new one)."""
         old, run.steps = run.steps, steps
+        client.entries += len(steps) - len(old)
         agents: list[str] = []
         calls: list[str] = []
         for agent in {**old, **steps}:
@@ -350,3 +373,7 @@ def _count(counts: dict[int, int], value: int, sign: int) -> None:
     counts[value] = counts.get(value, 0) + sign
     if not counts[value]:
         del counts[value]
+
+
+_NOBODY = _Client(name="", seen=0.0)
+"""Stands for a client that is not known yet; never changed."""

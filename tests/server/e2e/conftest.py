@@ -36,7 +36,7 @@ POOL = 1200
 COMMON = ("--emulated", "--chunked-prefill-size", "192", "--context-length", "1024")
 KVFLOW = (
     *("--max-total-tokens", str(POOL), "--hicache-ratio", "3"),
-    *("--emulated-pcie-gbps", "0.02", "--api-key", API_KEY),
+    *("--emulated-pcie-gbps", "0.02", "--api-key", API_KEY, "--enable-metrics"),
 )
 TRUTH = (
     *("--kvflow-stock", "--no-hicache", "--disable-radix-cache"),
@@ -123,10 +123,15 @@ class Server:
             ):
                 return state
 
-    def agents(self, client: str) -> dict[str, Any]:
-        found: dict[str, Any] = (
-            self.state()["clients"].get(client, {}).get("agents", {})
+    def client(self, client: str) -> dict[str, Any]:
+        """What the state says of the client with this id; empty if nothing."""
+        found: dict[str, Any] = self.state()["clients"].get(
+            wire.shown_client(client), {}
         )
+        return found
+
+    def agents(self, client: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.client(client).get("agents", {})
         return found
 
     def dropped(self, reason: str) -> int:

@@ -54,6 +54,7 @@ HEADERS = {
     "a zip bomb": packed(b"\0" * 4_000_000).encode(),
 }
 
+NO_PREFETCH = {"issued": 0, "used": 0, "unused": 0}
 MARKS_PAST_THE_END = {
     "characters": FixedMark(message=1, chars=FAR),
     "message": FixedMark(message=9, chars=0),
@@ -89,7 +90,7 @@ def test_a_bad_payload_on_generate_is_dropped_and_counted(
     answer = server.ask(prompt, envelope(caller, **wrong))
     assert answer.agrees_with(truth.ask(prompt))
     assert server.dropped(reason) == before + 1
-    assert caller.id not in server.state()["clients"]
+    assert not server.client(caller.id)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_bad_steps_in_a_header_are_dropped_and_counted(
     header = {wire.HEADER: wire.to_header(update)}
     server.json(CHAT, conversation(caller), header)
     assert server.dropped("steps") == before + 1
-    assert caller.id not in server.state()["clients"]
+    assert not server.client(caller.id)
 
 
 def test_unreadable_headers_are_logged_once(server: Server, caller: Caller) -> None:
@@ -192,6 +193,7 @@ def test_a_mark_past_the_end_of_a_chat_is_dropped_and_counted(
     assert server.agents(caller.id)["planner"] == {
         "steps": 0,
         "steps_of_next_run": None,
+        "prefetch": NO_PREFETCH,
         "prompts": [],
     }
 
@@ -230,8 +232,12 @@ def test_an_agent_that_never_calls_costs_nothing(
     prompt = caller.prompt(40)
     answer = server.ask(prompt, wire.to_envelope([update]))
     assert answer.agrees_with(truth.ask(prompt))
-    ghost = {"steps": 1, "steps_of_next_run": None, "prompts": []}
-    assert server.agents(caller.id)["ghost"] == ghost
+    assert server.agents(caller.id)["ghost"] == {
+        "steps": 1,
+        "steps_of_next_run": None,
+        "prefetch": NO_PREFETCH,
+        "prompts": [],
+    }
 
 
 def test_an_agent_may_call_that_no_steps_have_named(

@@ -87,7 +87,7 @@ def test_steps_out_of_band_are_accepted_and_reported(
     server: Server, caller: Caller
 ) -> None:
     assert server.send(caller.update({"planner": 0, "writer": 1})).status_code == 202
-    known = server.state()["clients"][caller.id]
+    known = server.client(caller.id)
     assert known["runs"] == {caller.run: {"planner": 0, "writer": 1}}
     assert [known["agents"][name]["steps"] for name in ("planner", "writer")] == [0, 1]
 
@@ -96,17 +96,17 @@ def test_one_message_may_carry_several_runs(server: Server, caller: Caller) -> N
     first = caller.update({"planner": 3})
     caller.run += "-2"
     server.send(first, caller.update({"planner": 1}))
-    assert len(server.state()["clients"][caller.id]["runs"]) == 2
+    assert len(server.client(caller.id)["runs"]) == 2
     assert server.agents(caller.id)["planner"]["steps"] == 1
 
 
 def test_the_final_update_ends_the_run(server: Server, caller: Caller) -> None:
     server.send(caller.update({"planner": 0}))
     server.send(caller.update(final=True))
-    assert server.state()["clients"][caller.id]["runs"] == {}
+    assert server.client(caller.id)["runs"] == {}
     late = caller.update({"planner": 0})
     server.send(late)
-    assert server.state()["clients"][caller.id]["runs"] == {}
+    assert server.client(caller.id)["runs"] == {}
 
 
 def test_a_tagged_generate_call_registers_its_agent_and_fixed_prompt(
@@ -116,7 +116,7 @@ def test_a_tagged_generate_call_registers_its_agent_and_fixed_prompt(
         {"planner": 0, "writer": 1}, agent="planner", fixed=FixedMark(tokens=96)
     )
     server.ask(caller.prompt(120), wire.to_envelope([update]))
-    known = server.state()["clients"][caller.id]
+    known = server.client(caller.id)
     assert known["runs"] == {caller.run: {"planner": 0, "writer": 1}}
     (prompt,) = known["agents"]["planner"]["prompts"]
     assert prompt.pop("tokens") == 96
@@ -266,7 +266,7 @@ def test_hints_of_another_kind_are_nobodys_mistake(
     prompt = caller.prompt(40)
     assert server.ask(prompt, envelope).agrees_with(truth.ask(prompt))
     assert server.state()["dropped_metadata"] == before
-    assert caller.id not in server.state()["clients"]
+    assert not server.client(caller.id)
 
 
 def test_the_state_says_that_every_hook_is_in_place(server: Server) -> None:

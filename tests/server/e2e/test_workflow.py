@@ -47,7 +47,7 @@ def choices(llm: openai.OpenAI, body: dict[str, Any]) -> object:
 def runs(server: Server, client: kvflow.Client) -> dict[str, Any]:
     """As the server reports them, after everything sent so far has arrived."""
     assert client.flush(30)
-    found: dict[str, Any] = server.state()["clients"][client.id]["runs"]
+    found: dict[str, Any] = server.client(client.id)["runs"]
     return found
 
 
