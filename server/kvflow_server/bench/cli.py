@@ -110,6 +110,44 @@ def _single(settings: Settings, json_path: Path | None, plot: Path | None) -> No
 
 
 @app.command()
+def admission(
+    pairs: Annotated[int, typer.Option(help="Calls per mix and system.")] = 15,
+    pcie_gbps: Annotated[
+        float, typer.Option(help="Emulated bus, GB/s each way.")
+    ] = 0.1,
+    model_dims: Annotated[
+        str, typer.Option(help="Of the random model: hidden=512,layers=8,...")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    json_path: JsonPath = None,
+) -> None:
+    """A lone request whose prefix is in host memory, against stock HiCache.
+
+    One request at a time, its metadata and step stream beside it, in four mixes of
+    lengths. The systems take turns, call by call; ratios are medians over the pairs.
+    """
+    from kvflow_server.edge.launcher import ServerError
+
+    from .admission import build_report, measure, mixes, show
+    from .report import make_console, write_json
+
+    try:
+        chosen = mixes(pairs, pcie_gbps, parse_dims(model_dims), seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    console = make_console()
+    try:
+        results = measure(chosen, console)
+    except ServerError as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+    show(console, results)
+    if json_path is not None:
+        write_json(build_report(results), json_path)
+        console.print(f"Report: {json_path}")
+
+
+@app.command()
 def systems() -> None:
     """List the systems that an experiment can compare."""
     from .systems import SYSTEMS

@@ -27,8 +27,8 @@ class SilentProgram:
     """A program that knows nothing of KVFlow."""
 
     @contextmanager
-    def workflow(self) -> Iterator[Step]:
-        """Around one run of all agents."""
+    def workflow(self, agents: Sequence[str]) -> Iterator[Step]:
+        """Around one run of these agents, one after the other."""
         yield lambda agent: nullcontext()
 
     def close(self) -> None:
@@ -38,14 +38,13 @@ class SilentProgram:
 class Program(SilentProgram):
     """A client of the server at `url`, with the first `fixed` tokens marked."""
 
-    def __init__(self, url: str, agents: Sequence[str], fixed: int) -> None:
-        self._graph = AgentStepGraph.sequence(agents)
+    def __init__(self, url: str, fixed: int) -> None:
         self._mark = FixedMark(tokens=fixed)
         self._client = Client(url, name="bench")
 
     @contextmanager
-    def workflow(self) -> Iterator[Step]:
-        run = self._client.start_run(self._graph)
+    def workflow(self, agents: Sequence[str]) -> Iterator[Step]:
+        run = self._client.start_run(AgentStepGraph.sequence(agents))
 
         @contextmanager
         def step(agent: str) -> Iterator[Hints]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,9 +28,7 @@ class Runner:
         self._workload = workload
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
         self._program: SilentProgram = (
-            Program(url, workload.agents, workload.settings.fixed)
-            if hints
-            else SilentProgram()
+            Program(url, workload.settings.fixed) if hints else SilentProgram()
         )
         self.hints = hints
 
@@ -52,14 +50,16 @@ class Runner:
         for _ in range(3):
             self._generate(prompt, output=1, hints=None)
 
-    def run(self, index: int) -> Workflow:
-        """All agents once, one after the other; `index` chooses the suffixes."""
-        agents = self._workload.agents
-        prompts = [self._workload.prompt(n, index) for n in range(len(agents))]
+    def run(self, index: int, agents: Sequence[int] | None = None) -> Workflow:
+        """A workflow of `agents` (None: of all), one after the other; `index` chooses
+        the suffixes."""
+        numbers = range(self._workload.settings.agents) if agents is None else agents
+        names = [self._workload.agents[n] for n in numbers]
+        prompts = [self._workload.prompt(n, index) for n in numbers]
         calls = []
         start = time.perf_counter()
-        with self._program.workflow() as step:
-            for name, prompt in zip(agents, prompts, strict=True):
+        with self._program.workflow(names) as step:
+            for name, prompt in zip(names, prompts, strict=True):
                 with step(name) as hints:
                     calls.append(self._call(name, prompt, hints))
         return Workflow(time.perf_counter() - start, tuple(calls))
@@ -71,6 +71,10 @@ class Runner:
         reply = self._http.get("/kvflow/v1/state").raise_for_status()
         counters: Mapping[str, float] = reply.json()["counters"]
         return dict(counters)
+
+    def flush(self) -> None:
+        """Empty the server's cache; it has nothing else to do."""
+        self._http.post("/flush_cache").raise_for_status()
 
     def _call(self, agent: str, prompt: list[int], hints: object) -> Call:
         start = time.perf_counter()

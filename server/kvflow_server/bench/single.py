@@ -19,7 +19,7 @@ from .settings import Settings
 from .systems import SYSTEMS, start
 from .workload import Workload
 
-__all__ = ["measure"]
+__all__ = ["measure", "start_all", "terminable"]
 
 START_S = 600.0
 Counters = dict[str, dict[str, float]]
@@ -38,11 +38,11 @@ def measure(
         first_token=len(SPECIAL_TOKENS),
     )
     model = str(tiny_model(settings.model_dims))
-    with _terminable(), ExitStack() as stack, progress_bar(console) as progress:
+    with terminable(), ExitStack() as stack, progress_bar(console) as progress:
         servers = {
             name: start(SYSTEMS[name], settings, model) for name in settings.systems
         }
-        _start(stack, progress, servers)
+        start_all(stack, progress, servers)
         runners = {
             name: stack.enter_context(
                 Runner(server.url, workload, hints=SYSTEMS[name].hints)
@@ -66,7 +66,7 @@ def measure(
         }
 
 
-def _start(
+def start_all(
     stack: ExitStack, progress: Progress, servers: dict[str, ServerProcess]
 ) -> None:
     """Start all servers, and stop them when `stack` unwinds.
@@ -98,7 +98,7 @@ def _take_turns(
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Let SIGTERM unwind the stack as Ctrl-C does, so that no server is left over."""
 
     def leave(number: int, frame: object) -> None:
