@@ -310,6 +310,7 @@ class KVFlowCache(UnifiedRadixCache):
         self.prompts.settle()
         self.tree_core.check_integrity()
         look_at_all(self.tree_core)
+        self.prefetcher.check_integrity()
 
 
 class _LocalClock:

@@ -44,6 +44,7 @@ class Prefetcher:
         self._planned_at: tuple[int, ...] = ()
         if self.active:
             cache.full_component.on_evict = self._evicted
+            cache.prompts.on_last_gone = self.candidates.found
 
     @property
     def active(self) -> bool:
@@ -89,6 +90,15 @@ class Prefetcher:
         self._planned_at = ()
         self.candidates.clear()
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if something is kept of who is gone."""
+        self._note_moves(self.candidates.take_in())
+        for client, agent in self.candidates.missing():
+            owned = self._cache.prompts.handles(client, agent)
+            assert owned, f"{agent} is wanted on the device and owns no prompt"
+        for client, run in self._moved:
+            assert self._cache.table.run_is_live(client, run), f"run {run} has ended"
+
     def _evicted(self, node: Any, tokens: int) -> None:
         """`node` loses `tokens` on the device. Prompts lose their ends first, so only
         those that end here were whole until now."""
@@ -105,7 +115,7 @@ class Prefetcher:
         now = self._cache.clock.now
         for client, run in moved:
             before = self._moved.pop((client, run), None)
-            if before is not None:
+            if before is not None and self._cache.table.knows(client):
                 self._pace.setdefault(client, Pace()).moved(now, now - before)
             if self._cache.table.run_is_live(client, run):
                 self._moved[client, run] = now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvflow_server.policy.priority import prompt_rank
@@ -28,6 +28,8 @@ class PromptRegistry:
         self._changes = tree.table.watch()
         self.version = 0
         """Grows whenever a prompt appears, moves or goes."""
+        self.on_last_gone: Callable[[str, str], None] | None = None
+        """Told of every (client, agent) that no longer owns a prompt."""
         tree.prompt_gone = self._forget
         tree.settle = self.settle
 
@@ -92,9 +94,10 @@ class PromptRegistry:
 
     def drop_client(self, client: str) -> None:
         """The client's lease has ended: its prompts are ordinary cache entries."""
-        for owned in self._clients.pop(client, {}).values():
+        for agent, owned in self._clients.pop(client, {}).items():
             for handle in owned:
                 self._tree.detach(handle)
+            self._told_gone(client, agent)
             self.version += 1
 
     def clear(self) -> None:
@@ -115,6 +118,11 @@ class PromptRegistry:
         agents[handle.agent].remove(handle)
         if not agents[handle.agent]:
             del agents[handle.agent]
+            self._told_gone(handle.client, handle.agent)
         if not agents:
             del self._clients[handle.client]
         self.version += 1
+
+    def _told_gone(self, client: str, agent: str) -> None:
+        if self.on_last_gone is not None:
+            self.on_last_gone(client, agent)

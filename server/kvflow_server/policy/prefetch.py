@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,6 +129,12 @@ class CandidateIndex:
         moved.update(self._changes.runs)
         self._changes.clear()
         return moved
+
+    def missing(self) -> Iterator[tuple[str, str]]:
+        """Every (client, agent) that `miss` was told of, within reach or not."""
+        for client, agents in self._missing.items():
+            for agent in agents:
+                yield client, agent
 
     def in_order(self) -> list[Candidate]:
         """Nearest and likeliest first; as of the last `take_in`."""

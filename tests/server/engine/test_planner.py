@@ -193,6 +193,33 @@ def test_the_last_piece_of_a_prompt_in_time_is_fetched(make_harness: Make) -> No
     assert resident(harness)["a"] == 48
 
 
+def test_nothing_is_kept_of_prompts_runs_and_clients_that_are_gone(
+    make_harness: Make,
+) -> None:
+    harness = filled(make_harness, {"a": A, "b": B})
+    harness.update({"a": 0, "b": 1})
+    settle(harness)
+    harness.cache.clock.now += 1.0
+    harness.update({"b": 0})
+    harness.prefetch()
+    # Agent c is far away, and its client is over a cap and unknown to the table.
+    harness.insert(C, harness.tag("c", 48, C, client="unknown-0123456789abcdef"))
+    harness.backup()
+    harness.evict(1000)
+    prefetcher = harness.cache.prefetcher
+    assert set(prefetcher.candidates.missing()) >= {("unknown-0123456789abcdef", "c")}
+    harness.cache.evict_host(1000)
+    assert list(prefetcher.candidates.missing()) == []
+    harness.check()
+    harness.cache.clock.now += 1e6
+    harness.cache.expire_when_due()
+    harness.prefetch()
+    harness.check()
+    assert len(prefetcher.accounts) == 0
+    assert not prefetcher._pace
+    assert not prefetcher._moved
+
+
 _STEPS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3), max_size=4)
 
 
