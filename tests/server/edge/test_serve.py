@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvflow_server.edge.serve import LaunchPlan, ServeError, ServeOptions, plan
-from kvflow_server.engine.config import Mode
+from kvflow_server.engine.config import EngineConfig, EngineConfigError, Mode
+from kvflow_server.policy.backup import Backup
 
 DEFAULT = Path("models") / "default"
 
@@ -175,3 +176,24 @@ def test_what_cannot_work_is_refused_by_the_name_of_its_flag(
 ) -> None:
     with pytest.raises(ServeError, match=named):
         plan_of("--model-path", "m", *args, gpu=gpu, options=options)
+
+
+@pytest.mark.parametrize("backup", [None, Backup.FIXED, Backup.REUSED, Backup.ALL])
+def test_what_is_backed_up_is_said_only_if_it_was_asked_for(
+    backup: Backup | None,
+) -> None:
+    made = plan_of("--model-path", "m", options=ServeOptions(backup=backup))
+    said = made.env.get("KVFLOW_BACKUP")
+    assert said == (None if backup is None else backup.value)
+    chosen = EngineConfig.from_env(made.env)
+    assert chosen.backup is (backup or Backup.REUSED)
+
+
+def test_an_unknown_backup_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(EngineConfigError, match="fixed, reused, all"):
+        EngineConfig.from_env({"KVFLOW_BACKUP": "some"})
+
+
+def test_the_horizon_of_an_idle_bus_is_one_step_further() -> None:
+    prefetch = EngineConfig.from_env({"KVFLOW_PREFETCH_HORIZON": "3"}).prefetch
+    assert (prefetch.horizon, prefetch.idle_horizon) == (3, 4)
