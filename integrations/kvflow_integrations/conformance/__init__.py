@@ -17,6 +17,7 @@ says is compared with steps that were written down by hand. The same scenarios r
 against a real KVFlow server, which stands behind the stage. Needs pytest.
 """
 
+from .course import Course
 from .harness import Harness, Mode, Program, WatchedClient
 from .kit import Conformance, play
 from .loopback import Loopback, Seen
@@ -27,6 +28,7 @@ __all__ = [
     "END",
     "SCENARIOS",
     "Conformance",
+    "Course",
     "Feature",
     "Harness",
     "Heard",

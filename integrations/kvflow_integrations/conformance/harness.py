@@ -60,6 +60,8 @@ class Harness:
     """The first one is used where any will do."""
     ignored: frozenset[str] = frozenset()
     """Names that the adapter reports besides the scenario's agents."""
+    server_key: str | None = None
+    """The API key of the server at `kvflow_url`, if it has one."""
 
     def scenarios(self) -> Sequence[Scenario]:
         """Those that the framework can express. A framework with a fixed shape has

@@ -28,7 +28,7 @@ class Conformance:
             harness = MyHarness()
 
     The tests against a real server ask for the fixture `kvflow_url`: the base URL of a
-    KVFlow server without an API key. It is yours to provide.
+    KVFlow server. It is yours to provide.
     """
 
     harness: ClassVar[Harness]
@@ -232,7 +232,8 @@ class Conformance:
     def _staged(
         self, scenario: Scenario, *, copies: int = 1, behind: str | None = None
     ) -> Iterator[tuple[Stage, WatchedClient, Program]]:
-        with Stage(scenario, copies=copies, behind=behind) as stage:
+        key = self.harness.server_key
+        with Stage(scenario, copies=copies, behind=behind, key=key) as stage:
             client = WatchedClient(stage.url)
             program = self.harness.build(scenario, stage.url, client)
             try:

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that plays an OpenAI server, with KVFlow's routes.
+"""A real HTTP server on loopback that plays SGLang: OpenAI's routes, its own, KVFlow's.
 
 Nothing is mocked: what a framework, the openai client and the SDK send goes through
 real sockets, and `Seen` says what arrived.
@@ -16,10 +16,12 @@ from typing import Any, Self
 from kvflow_sdk import wire
 from kvflow_sdk.errors import WireError
 
-__all__ = ["Loopback", "Seen", "completion"]
+__all__ = ["GENERATE_PATH", "Loopback", "Seen", "completion"]
 
 PATIENCE_S = 20.0
 """How long anything here waits for what a test promised to do."""
+GENERATE_PATH = "/generate"
+"""SGLang's own, of its front-end language."""
 _HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m"}
 
 
@@ -38,6 +40,8 @@ class Seen:
         """What KVFlow said in it; empty when nothing."""
         if self.path.endswith(wire.STEPS_PATH):
             return wire.parse_envelope(self.body)
+        if self.path == GENERATE_PATH and "kv_hints" in self.body:
+            return wire.parse_envelope(self.body["kv_hints"])
         value = self.headers.get(wire.HEADER)
         return [] if value is None else wire.from_header(value)
 
@@ -58,6 +62,14 @@ def _chunks(text: str) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": "stop"}
     chunk = {"object": "chat.completion.chunk", **_HEAD, "choices": [choice]}
     return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+
+
+def _own_answer(text: str) -> dict[str, Any]:
+    return {"text": text, "meta_info": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+
+def _own_chunks(text: str) -> bytes:
+    return f"data: {json.dumps(_own_answer(text))}\n\ndata: [DONE]\n\n".encode()
 
 
 @dataclass
@@ -166,8 +178,10 @@ class _Handler(BaseHTTPRequestHandler):
             status = queue.pop(0) if queue else 200
         if status != 200:
             self._send(status, {"error": {"message": "as told"}})
-        elif self.path.endswith("/completions"):
+        elif self.path.endswith("/completions") or self.path == GENERATE_PATH:
             self._complete(request)
+        elif self.path == "/get_model_info":
+            self._send(200, {"model_path": "default"})
         elif "/kvflow/" in self.path and server.kvflow:
             self._kvflow(request)
         else:
@@ -175,12 +189,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _complete(self, request: Seen) -> None:
         status, text = self.loopback.complete(request)
+        own = request.path == GENERATE_PATH
         if status != 200:
             self._send(status, {"error": {"message": text}})
         elif request.body.get("stream"):
-            self._send(200, _chunks(text), "text/event-stream")
+            chunks = _own_chunks(text) if own else _chunks(text)
+            self._send(200, chunks, "text/event-stream")
         else:
-            self._send(200, completion(text))
+            self._send(200, _own_answer(text) if own else completion(text))
 
     def _kvflow(self, request: Seen) -> None:
         if self.loopback.hold is not None:

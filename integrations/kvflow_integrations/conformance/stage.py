@@ -21,7 +21,7 @@ import httpx
 from kvflow_sdk import wire
 from kvflow_sdk.wire import StepUpdate
 
-from .loopback import PATIENCE_S, Loopback, Seen
+from .loopback import GENERATE_PATH, PATIENCE_S, Loopback, Seen
 from .scenarios import Scenario
 
 __all__ = ["Heard", "Stage", "messages", "system_prompt"]
@@ -55,16 +55,22 @@ class Heard:
     update: StepUpdate | None
     """What the call said; None when it is untagged."""
     body: Any
+    """Without what KVFlow added to it."""
     known: dict[str, int] | None = field(default=None)
     """The steps of the run on the real server, while the call is not answered yet."""
 
 
 class Stage(Loopback):
     """Plays `scenario` for `copies` programs at once; `behind` is the URL of a real
-    KVFlow server, or None."""
+    KVFlow server, or None, and `key` its API key."""
 
     def __init__(
-        self, scenario: Scenario, *, copies: int = 1, behind: str | None = None
+        self,
+        scenario: Scenario,
+        *,
+        copies: int = 1,
+        behind: str | None = None,
+        key: str | None = None,
     ) -> None:
         self.scenario = scenario
         self.heard: list[Heard] = []
@@ -80,7 +86,10 @@ class Stage(Loopback):
         self._copies = copies
         self._behind: httpx.Client | None = None
         if behind is not None:
-            self._behind = httpx.Client(base_url=behind, timeout=60, trust_env=False)
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            self._behind = httpx.Client(
+                base_url=behind, headers=headers, timeout=60, trust_env=False
+            )
         super().__init__()
 
     def release(self) -> None:
@@ -98,7 +107,8 @@ class Stage(Loopback):
 
     def complete(self, request: Seen) -> tuple[int, str]:
         agent = _caller(request.body)
-        heard = Heard(agent, next(iter(request.updates), None), request.body)
+        body = {k: value for k, value in request.body.items() if k != "kv_hints"}
+        heard = Heard(agent, next(iter(request.updates), None), body)
         with self.changed:
             self.heard.append(heard)
             fails = self.failing.get(agent, 0) > 0
@@ -153,6 +163,12 @@ class Stage(Loopback):
     def _forward(self, request: Seen) -> None:
         assert self._behind is not None
         # Whatever the framework asks for, two tokens are enough here.
+        if request.path == GENERATE_PATH:
+            wanted = ("text", "kv_hints")
+            own = {key: request.body[key] for key in wanted if key in request.body}
+            own["sampling_params"] = {"max_new_tokens": 2, "temperature": 0}
+            self._behind.post(GENERATE_PATH, json=own).raise_for_status()
+            return
         body = {
             "model": "default",
             "messages": request.body["messages"],
@@ -219,7 +235,7 @@ def _meetings(scenario: Scenario, copies: int) -> dict[str, _Meeting]:
 
 
 def _caller(body: Any) -> str:
-    for message in body.get("messages", ()):
+    for message in body.get("messages", ({"content": body.get("text")},)):
         content = message.get("content")
         texts = content if isinstance(content, list) else [{"text": content}]
         for part in texts:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from sglang.lang import interpreter
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
-from kvflow_integrations.adapter import Patches
+from kvflow_integrations.adapter import Patches, SharedPatches
 from kvflow_sdk import wire
 from kvflow_sdk.client import Client, owner_of, usable_client
 from kvflow_sdk.context import Scope, current_scope, within
@@ -34,10 +33,6 @@ from .execution import Program, hook_submit, hook_worker, program_of
 __all__ = ["Attachment", "TrackedEndpoint", "attach", "release"]
 
 _SCOPE = "_kvflow_scope"
-
-_patches = Patches()
-_users = 0
-_users_lock = threading.Lock()
 
 
 class Attachment:
@@ -148,41 +143,34 @@ def _tracked_class(kind: type[Any]) -> type[Any]:
 
 def attach(attachment: Attachment) -> Any:
     """The tracked copy of ``attachment.original``."""
-    global _users
     original = attachment.original
     kind: Any = type(original)
     tracked = object.__new__(_tracked_class(kind))
     tracked.__dict__.update(vars(original))
     tracked._kvflow = attachment
-    with _users_lock:
-        if _users == 0:
-            _install()
-        _users += 1
+    _patches.acquire()
     return tracked
 
 
 def release(attachment: Attachment) -> None:
     """The copy is tracked no more; the last one takes the patches with it."""
-    global _users
-    with _users_lock:
-        if attachment.released:
-            return
+    if not attachment.released:
         attachment.released = True
-        _users -= 1
-        if _users == 0:
-            _patches.undo()
+        _patches.release()
 
 
-def _install() -> None:
+def _install(patches: Patches) -> None:
     executor = interpreter.StreamExecutor
-    _patches.set(interpreter, "run_program", _hook_run(interpreter.run_program))
-    _patches.set(
-        interpreter, "run_program_batch", _hook_batch(interpreter.run_program_batch)
-    )
-    _patches.set(executor, "submit", hook_submit(executor.submit))
-    _patches.set(
-        executor, "_thread_worker_func", hook_worker(executor._thread_worker_func)
-    )
+    for owner, name, hook in (
+        (interpreter, "run_program", _hook_run),
+        (interpreter, "run_program_batch", _hook_batch),
+        (executor, "submit", hook_submit),
+        (executor, "_thread_worker_func", hook_worker),
+    ):
+        patches.set(owner, name, hook(getattr(owner, name)))
+
+
+_patches = SharedPatches(_install)
 
 
 def _attachment_of(backend: Any) -> Attachment | None:

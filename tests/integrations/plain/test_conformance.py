@@ -7,8 +7,7 @@ what a start means for the others is inferred from the graph.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +16,7 @@ import openai
 import kvflow_sdk as kvflow
 from kvflow_integrations.conformance import (
     Conformance,
+    Course,
     Feature,
     Harness,
     Program,
@@ -24,31 +24,6 @@ from kvflow_integrations.conformance import (
     messages,
 )
 from kvflow_sdk.client import Client
-
-
-class Course:
-    """Who runs next: what a program's own control flow would say."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._arrived: set[tuple[tuple[str, ...], str]] = set()
-        self.turn: list[str] = list(scenario.entries)
-
-    def done(self, answers: Sequence[tuple[str, str]]) -> None:
-        """All of this turn have answered."""
-        scenario, following = self._scenario, Counter[str]()
-        names = dict.fromkeys(name for name, _ in answers)
-        for source, target in scenario.edges:
-            if source in names:
-                following[target] = 1
-        for name, answer in answers:
-            following.update(Counter(scenario.next_of(name, answer)))
-        for sources, target in scenario.barriers:
-            self._arrived |= {(sources, name) for name in names if name in sources}
-            if all((sources, name) in self._arrived for name in sources):
-                self._arrived -= {(sources, name) for name in sources}
-                following[target] = 1
-        self.turn = list(following.elements())
 
 
 class PlainProgram(Program):
