@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .agent import agent, step, workflow
@@ -69,28 +70,33 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-def wrap(app: _T, *, client: Client | None = None, name: str | None = None) -> _T:
-    """`app`, a compiled LangGraph graph, with KVFlow attached to its nodes.
+_INTEGRATIONS = {
+    "langgraph": "langgraph",
+    "autogen_agentchat": "autogen",
+    "sglang": "sglang_lang",
+}
+"""By a framework's package: the module of `kvflow_integrations` that understands it."""
 
-    `name` prefixes its agents, for programs that wrap several graphs. Raises
-    `UnsupportedError` for an object that no integration understands.
+
+def wrap(app: _T, *, client: Client | None = None, name: str | None = None) -> _T:
+    """`app`, a program of an agent framework, with KVFlow attached to its agents.
+
+    A compiled LangGraph graph, an AutoGen team or agent, an endpoint of SGLang's
+    front-end language. `name` prefixes its agents, for programs that wrap several.
+    Raises `UnsupportedError` for an object that no integration understands.
     """
     # By name, so that no framework is imported that the program does not use.
     modules = {kind.__module__.partition(".")[0] for kind in type(app).__mro__}
-    if "langgraph" in modules and "langgraph" in sys.modules:
-        from kvflow_integrations import langgraph
-
-        wrapped: _T = langgraph.wrap(app, client=client, name=name)
-        return wrapped
-    if "sglang" in modules and "sglang" in sys.modules:
-        from kvflow_integrations import sglang_lang
-
-        endpoint: _T = sglang_lang.wrap(app, client=client, name=name)
-        return endpoint
+    for package, module in _INTEGRATIONS.items():
+        if package in modules and package in sys.modules:
+            integration = import_module(f"kvflow_integrations.{module}")
+            wrapped: _T = integration.wrap(app, client=client, name=name)
+            return wrapped
     raise UnsupportedError(
-        f"kvflow.wrap takes a compiled LangGraph graph (graph.compile()), not "
-        f"{type(app).__module__}.{type(app).__qualname__}; for plain functions use "
-        f"@kvflow.agent(name), for OpenAI clients kvflow.OpenAI or kvflow.AsyncOpenAI"
+        f"kvflow.wrap takes a compiled LangGraph graph (graph.compile()), an AutoGen "
+        f"team or an SGLang endpoint, not {type(app).__module__}."
+        f"{type(app).__qualname__}; for plain functions use @kvflow.agent(name), for "
+        f"OpenAI clients kvflow.OpenAI or kvflow.AsyncOpenAI"
     )
 
 
