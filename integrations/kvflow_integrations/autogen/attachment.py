@@ -179,12 +179,11 @@ async def _manager_of(team: BaseGroupChat) -> BaseGroupChatManager | None:
         return None
     key = AgentId(type=team._group_chat_manager_topic_type, key=team._team_id)
     try:
-        return await team._runtime.try_get_underlying_agent_instance(
-            key, BaseGroupChatManager
-        )
+        manager: Any = await team._runtime.try_get_underlying_agent_instance(key)
     except Exception:
         # A distributed runtime does not show it; then the run begins at the beginning.
         return None
+    return manager if isinstance(manager, BaseGroupChatManager) else None
 
 
 @functools.cache

@@ -299,7 +299,7 @@ class ToolCall(Guarded):
 
     def __init__(self, tool: TaskRunnerTool) -> None:
         self._tracker = tracker_here()
-        super().__init__(self._tracker and self._tracker.attachment)
+        super().__init__(self._tracker.attachment if self._tracker else None)
         self._runner = tool._task_runner
         self._node: str | None = None
 
@@ -326,7 +326,7 @@ class InnerTeam(Guarded):
 
     def __init__(self, team: BaseGroupChat) -> None:
         self._tracker = tracker_here()
-        super().__init__(self._tracker and self._tracker.attachment)
+        super().__init__(self._tracker.attachment if self._tracker else None)
         self._team = team
         self._level: Level | None = None
         self._stays = False
