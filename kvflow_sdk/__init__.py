@@ -16,8 +16,8 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .agent import agent, step, workflow
@@ -89,7 +89,7 @@ def wrap(app: _T, *, client: Client | None = None, name: str | None = None) -> _
     modules = {kind.__module__.partition(".")[0] for kind in type(app).__mro__}
     for package, module in _INTEGRATIONS.items():
         if package in modules and package in sys.modules:
-            integration = import_module(f"kvflow_integrations.{module}")
+            integration = importlib.import_module(f"kvflow_integrations.{module}")
             wrapped: _T = integration.wrap(app, client=client, name=name)
             return wrapped
     raise UnsupportedError(
