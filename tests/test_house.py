@@ -54,6 +54,12 @@ IMPURE = {"sglang", "torch", "time", "datetime", "httpx", "threading", "asyncio"
 EXPERIMENTS = ("kvflow_server.bench", "kvflow_server.sim", "kvflow_server.lint")
 SERVER_MAY_USE = {"kvflow_sdk.wire", "kvflow_sdk.errors"}
 
+# Ranks must decide alike, so they go by the time that the first of them sends.
+CLOCKS = {
+    "kvflow_server.engine.handlers": "reads it, on the first rank",
+    "kvflow_server.engine.overhead": "measures, and steers nothing",
+}
+
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_FUNCTION_LINES_P90 = 35
@@ -72,6 +78,16 @@ def test_policy_and_graph_know_no_clock_no_threads_and_no_engine() -> None:
 
 def test_the_plugin_uses_nothing_of_the_sdk_but_the_wire_format() -> None:
     assert _all(_sdk_imports_of_the_server) == []
+
+
+def test_the_engine_has_one_clock() -> None:
+    readers = [
+        name
+        for name, path in _modules()
+        if name.startswith("kvflow_server.engine.")
+        and "time" in _imports("", path.read_text())
+    ]
+    assert sorted(readers) == sorted(CLOCKS)
 
 
 def test_every_module_has_a_floor() -> None:

@@ -1,16 +1,16 @@
 """SGLang's plugin entry point: inert unless KVFlow is chosen.
 
-``register`` runs in every SGLang process of the environment, in the main one before
-the command line is parsed. It makes the backend known by name and puts the hooks of
-this process's role in place; every hook returns at once unless the server's cache is
-KVFlow's. SGLang swallows what goes wrong here, so the cache factory checks the result
-(`engine.seams`).
+``register`` runs in every SGLang process of the environment. It makes the backend known
+by name, in a scheduler it puts the hooks in place, and in the process that launches a
+server it waits for the flags to be read (`seams.LAUNCH`): only then is it known whether
+KVFlow is chosen. SGLang swallows what goes wrong here, so the launch
+(`edge.activation`) and the cache factory check the result.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+from typing import Any
 
 __all__ = ["register"]
 
@@ -24,59 +24,29 @@ def register() -> None:
     from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
         register_tree_core_backend,
     )
+    from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from kvflow_server.engine.seams import BACKEND, HTTP_READY, Role
+    from kvflow_server.engine.messages import admit_types
+    from kvflow_server.engine.seams import BACKEND, LAUNCH, Role, register_hooks
 
     if get_radix_cache_factory(BACKEND) is not None:
         return
     register_radix_cache_backend(BACKEND, _create_cache)
     register_tree_core_backend(BACKEND, _create_tree_core)
-    if "sglang.srt.managers.scheduler" in sys.modules:
-        _register_hooks(Role.SCHEDULER)
-    if _serves_http():
-        _register_hooks(Role.HTTP)
-        _extend_http_server()
-        os.environ[HTTP_READY] = "1"
-
-
-def _serves_http() -> bool:
-    """Whether this process is, or is about to become, the HTTP server of a KVFlow.
-
-    Importing the HTTP server costs seconds, so only where KVFlow is asked for.
-    """
-    from kvflow_server.engine.seams import BACKEND, HTTP_READY
-
-    flag = "--radix-cache-backend"
-    asked = f"{flag}={BACKEND}" in sys.argv or any(
-        pair == (flag, BACKEND) for pair in zip(sys.argv, sys.argv[1:], strict=False)
-    )
-    in_child = HTTP_READY in os.environ
-    return not in_child and (
-        asked or "sglang.srt.entrypoints.http_server" in sys.modules
-    )
-
-
-def _register_hooks(role: object) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    from kvflow_server.engine.messages import admit_types
-    from kvflow_server.engine.seams import HOOKS
-
     admit_types()
-    for hook in HOOKS:
-        if hook.role is role:
-            HookRegistry.register(hook.target, hook.load(), HookType(hook.when))
+    if "sglang.srt.managers.scheduler" in sys.modules:
+        register_hooks(Role.SCHEDULER)
+    HookRegistry.register(LAUNCH, _before_launch)
 
 
-def _extend_http_server() -> None:
-    from sglang.srt.entrypoints.http_server import app
-    from sglang.srt.managers.tokenizer_control_mixin import _COMMUNICATOR_SPECS
+def _before_launch(_result: object, args: Any, *_args: Any, **_kwargs: Any) -> None:
+    """AFTER `ServerArgs.check_server_args`."""
+    from kvflow_server.engine.seams import BACKEND
 
-    from kvflow_server.edge.routes import add_routes
-    from kvflow_server.engine.messages import KVFlowStateReqOutput
+    if args.radix_cache_backend == BACKEND:
+        from kvflow_server.edge.activation import prepare_launch
 
-    _COMMUNICATOR_SPECS.append(("kvflow_state", KVFlowStateReqOutput))
-    add_routes(app)
+        prepare_launch(args)
 
 
 def _create_cache(ctx: object) -> object:

@@ -21,9 +21,17 @@ from kvflow_server.engine.seams import (
     TESTED,
     Role,
     check_seams,
-    refusals,
     sglang_version,
 )
+from kvflow_server.engine.support import (
+    MODELS_REFUSED,
+    REFUSED,
+    WORKS,
+    Works,
+    refusals,
+)
+
+from .arguments import ConfigFileError, GivenFlags
 
 __all__ = ["Report", "examine", "show"]
 
@@ -49,6 +57,12 @@ class Report:
     settings: list[str]
     """Problems with ``KVFLOW_*`` variables."""
     notes: list[str] = field(default_factory=list)
+    works: tuple[Works, ...] = WORKS
+    """SGLang's modes that KVFlow works in."""
+    unsupported: dict[str, str] = field(
+        default_factory=lambda: {rule.flag: rule.why for rule in REFUSED}
+    )
+    """Flag -> why a server with it would be refused."""
 
     @property
     def ok(self) -> bool:
@@ -86,6 +100,8 @@ def show(report: Report, console: Console) -> None:
         table.add_row(name, found)
     console.print(table)
     _section(console, "Entry points", report.entry_points, "SGLang finds the plugin")
+    console.print(_works_table(report))
+    console.print(_refused_table(report))
     total = len(SEAMS) + len(HOOKS)
     found = f"all {total} found in SGLang {sglang_version()}"
     _section(console, "Seams", report.seams, found)
@@ -99,6 +115,24 @@ def show(report: Report, console: Console) -> None:
         else ("[red]KVFlow cannot run as asked; see above.[/]")
     )
     console.print(verdict)
+
+
+def _works_table(report: Report) -> Table:
+    table = Table("works", "chosen by", title="SGLang modes", title_justify="left")
+    for row in report.works:
+        name = f"{row.mode} [dim]({escape(row.note)})[/]" if row.note else row.mode
+        table.add_row(name, row.flags)
+    return table
+
+
+def _refused_table(report: Report) -> Table:
+    table = Table("refused at start", "why")
+    for flag, why in report.unsupported.items():
+        table.add_row(flag, why)
+    for text in MODELS_REFUSED.values():
+        kind, _, why = text.partition(": ")
+        table.add_row(kind, why)
+    return table
 
 
 def _section(console: Console, title: str, problems: Sequence[str], good: str) -> None:
@@ -150,11 +184,17 @@ def _accelerator() -> str:
 def _refused(flags: Sequence[str]) -> list[str]:
     """What `refusals` says of these flags, read by SGLang's own parser."""
     from sglang.srt.server_args import ServerArgs
+    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
 
     parser = argparse.ArgumentParser(exit_on_error=False, add_help=False)
     ServerArgs.add_cli_args(parser)
-    if "--model-path" not in flags and "--model" not in flags:
-        flags = ["--model-path", "none", *flags]
+    try:
+        if not GivenFlags(flags)("--model-path"):
+            flags = ["--model-path", "none", *flags]
+    except ConfigFileError as error:
+        return [str(error)]
+    if "--config" in flags:
+        flags = ConfigArgumentMerger(parser).merge_config_with_args(list(flags))
     try:
         args, unknown = parser.parse_known_args(list(flags))
     except (argparse.ArgumentError, SystemExit) as error:

@@ -91,8 +91,8 @@ async def _steps(request: Request) -> Response:
 
 
 async def _state(request: Request) -> JSONResponse:
+    from kvflow_server.engine.fanout import merge_states
     from kvflow_server.engine.messages import KVFlowStateReq
-    from kvflow_server.engine.seams import Role, unapplied_hooks
 
     if not is_active():
         return _not_active()
@@ -114,13 +114,11 @@ async def _state(request: Request) -> JSONResponse:
             "kvflow_timeout",
             f"the scheduler did not answer within {_STATE_TIMEOUT_S:g} s",
         )
-    state: dict[str, Any] = replies[0].state
+    state = merge_states([reply.state for reply in replies])
     for reason, count in dropped.reasons.items():
         totals = state["dropped_metadata"]
         totals[reason] = totals.get(reason, 0) + count
     state["refused_updates"] = dict(refused)
-    # SGLang only logs when it cannot apply a hook; here an operator sees it.
-    state["unapplied_hooks"] = unapplied_hooks(Role.HTTP)
     return JSONResponse(state)
 
 

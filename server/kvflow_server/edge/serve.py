@@ -7,24 +7,23 @@ that signals, exit codes and the clean-up of child processes are SGLang's own.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kvflow_server.emulated.platform import BANDWIDTH_ENV, PLATFORM_NAME
 from kvflow_server.engine.config import Mode
+from kvflow_server.engine.seams import BACKEND
 from kvflow_server.policy.backup import Backup
+
+from .arguments import ConfigFileError, GivenFlags
 
 __all__ = ["LaunchPlan", "ServeError", "ServeOptions", "has_gpu", "launch", "plan"]
 
 Flag = tuple[str, ...]
-
-BACKEND = "kvflow"
 
 # Two cores in float32 (SGLang's float16 is 12 times slower there); an idle scheduler
 # would otherwise spin on one of the two.
@@ -42,10 +41,9 @@ _EMULATED_HICACHE: tuple[Flag, ...] = (
     ("--hicache-io-backend", "direct"),
     ("--hicache-mem-layout", "layer_first"),
 )
-_ALIASES = {
-    "--model-path": ("--model",),
-    "--enable-hierarchical-cache": ("--enable-hicache",),
-}
+
+_CORES_ENV = "SGLANG_CPU_OMP_THREADS_BIND"
+_THREADS_ENV = "OMP_NUM_THREADS"
 
 
 class ServeError(ValueError):
@@ -101,7 +99,10 @@ def plan(
     `default_model` is asked for a directory when no model is named on the emulated
     accelerator. Raises `ServeError`.
     """
-    said = _Said(args)
+    try:
+        said = GivenFlags(args)
+    except ConfigFileError as error:
+        raise ServeError(str(error)) from error
     emulated = options.emulated
     if emulated is None:
         emulated = said.value("--device") == "cpu" or not (gpu or said("--device"))
@@ -120,11 +121,25 @@ def plan(
         env["CUDA_VISIBLE_DEVICES"] = ""
         if options.pcie_gbps is not None:
             env[BANDWIDTH_ENV] = str(options.pcie_gbps)
+        env |= _share_of_cores(said)
     if not said("--disable-radix-cache"):
         wanted += _cache_flags(options, said, emulated)
     added = tuple(flag for flag in wanted if not said(flag[0]))
     argv = (*args, *(word for flag in added for word in flag))
     return LaunchPlan(argv=argv, added=added, env=env, emulated=emulated)
+
+
+def _share_of_cores(said: GivenFlags) -> dict[str, str]:
+    """Several ranks on one CPU: SGLang wants to be told which cores are whose, and
+    teams of threads that spin on each other's cores would be many times slower."""
+    ranks = said.number("--tp-size", 1) * said.number("--dp-size", 1)
+    if ranks < 2:
+        return {}
+    cores = os.cpu_count() or 1
+    each = max(1, cores // ranks)
+    shares = [str(rank * each % cores) for rank in range(ranks)]
+    defaults = {_CORES_ENV: "|".join(shares), _THREADS_ENV: str(each)}
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 def launch(plan: LaunchPlan) -> NoReturn:
@@ -135,7 +150,7 @@ def launch(plan: LaunchPlan) -> NoReturn:
     os.execve(sys.executable, [*command, *plan.argv], {**os.environ, **plan.env})
 
 
-def _check(options: ServeOptions, said: _Said, emulated: bool) -> None:
+def _check(options: ServeOptions, said: GivenFlags, emulated: bool) -> None:
     if not said("--model-path") and not emulated:
         raise ServeError(
             "name a model with --model-path; only the emulated accelerator has a "
@@ -161,7 +176,7 @@ def _check(options: ServeOptions, said: _Said, emulated: bool) -> None:
         )
 
 
-def _cache_flags(options: ServeOptions, said: _Said, emulated: bool) -> list[Flag]:
+def _cache_flags(options: ServeOptions, said: GivenFlags, emulated: bool) -> list[Flag]:
     flags: list[Flag] = []
     if not options.stock:
         flags.append(("--radix-cache-backend", BACKEND))
@@ -169,46 +184,3 @@ def _cache_flags(options: ServeOptions, said: _Said, emulated: bool) -> list[Fla
         flags.append(("--enable-hierarchical-cache",))
         flags += _EMULATED_HICACHE if emulated else ()
     return flags
-
-
-class _Said:
-    """What the user's arguments settle, a `--config` file included."""
-
-    def __init__(self, args: Sequence[str]) -> None:
-        self._values: dict[str, str] = {}
-        for word, following in pairwise([*args, ""]):
-            if word.startswith("--"):
-                name, equals, value = word.partition("=")
-                self._values[name] = value if equals else following
-        if path := self._values.get("--config"):
-            self._values = _read_config(Path(path)) | self._values
-
-    def __call__(self, flag: str) -> bool:
-        return self._find(flag) is not None
-
-    def value(self, flag: str) -> str | None:
-        """The value given for `flag`, None if it was not given."""
-        found = self._find(flag)
-        return None if found is None else self._values[found]
-
-    def _find(self, flag: str) -> str | None:
-        for name in (flag, *_ALIASES.get(flag, ())):
-            if name in self._values:
-                return name
-        return None
-
-
-def _read_config(path: Path) -> dict[str, str]:
-    # SGLang brings PyYAML; the client environment, which type checks too, does not.
-    yaml: Any = importlib.import_module("yaml")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ServeError(f"--config {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ServeError(f"--config {path}: must be a mapping of flags to values")
-    return {
-        "--" + str(name).replace("_", "-"): str(value)
-        for name, value in content.items()
-        if value is not False
-    }

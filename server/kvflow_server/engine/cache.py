@@ -13,7 +13,6 @@ every piece of it are nodes of their own::
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from kvflow_server.policy.states import StateLedger
 from kvflow_server.policy.steps import Outcome, StepTable
 
 from .accounts import Accounts
+from .clock import RankClock
 from .component import KVFlowFullComponent
 from .config import EngineConfig, Mode
 from .counters import Counters, DroppedMetadata
@@ -60,14 +60,14 @@ class KVFlowCache(UnifiedRadixCache):
         self.config = config or EngineConfig.from_env()
         self.table = StepTable(self.config.steps)
         self.counters = Counters()
-        self.clock: Any = _LocalClock()
-        """Seconds by which decisions are made (`clock.now`)."""
         self.accounts = Accounts()
         self.publisher: Publisher | None = None
         self.next_publish = 0.0
         """When the metrics are due (`metrics.publish_when_due`)."""
         self.dropped = DroppedMetadata()
         self.overhead = Overhead()
+        self.clock = RankClock()
+        """Seconds by which decisions are made."""
         self.starved = False
         """The last scheduler pass had requests waiting and nothing to run."""
         self._next_expiry = 0.0
@@ -311,14 +311,6 @@ class KVFlowCache(UnifiedRadixCache):
         self.tree_core.check_integrity()
         look_at_all(self.tree_core)
         self.prefetcher.check_integrity()
-
-
-class _LocalClock:
-    """Of a server with one rank."""
-
-    @property
-    def now(self) -> float:
-        return time.monotonic()
 
 
 def _up_to(params: InsertParams, cut: int, done: int) -> InsertParams:

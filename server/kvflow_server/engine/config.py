@@ -18,7 +18,7 @@ from kvflow_server.policy.prefetch import PrefetchLimits
 from kvflow_server.policy.priority import Order
 from kvflow_server.policy.steps import StepLimits
 
-__all__ = ["EngineConfig", "EngineConfigError", "Mode"]
+__all__ = ["EngineConfig", "EngineConfigError", "Mode", "settings_problems"]
 
 
 class EngineConfigError(ValueError):
@@ -139,6 +139,22 @@ def _steps(env: Mapping[str, str]) -> StepLimits:
         agents_per_client=_integer(env, "KVFLOW_MAX_AGENTS", 8192, low=1, high=1 << 20),
         lease_s=_integer(env, "KVFLOW_LEASE_S", 600, low=1, high=1 << 24),
     )
+
+
+def settings_problems(*, hierarchical_cache: bool) -> list[str]:
+    """What is wrong with the ``KVFLOW_*`` variables of a server with these flags."""
+    found = []
+    try:
+        config = EngineConfig.from_env()
+    except EngineConfigError as error:
+        found.append(str(error))
+        config = EngineConfig()
+    if config.mode.prefetches and not hierarchical_cache:
+        found.append(
+            "prefetch needs host memory: add --enable-hierarchical-cache, or choose "
+            "eviction only with KVFLOW_MODE=evict (kvflow serve --kvflow-mode evict)"
+        )
+    return found
 
 
 _Choice = TypeVar("_Choice", bound=Enum)

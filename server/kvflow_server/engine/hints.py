@@ -36,13 +36,14 @@ def tag_of(req: Any) -> RequestTag | None:
     return tag
 
 
-def read_request_hints(cache: KVFlowCache, req: Any) -> None:
+def read_request_hints(cache: KVFlowCache, req: Any, received: Any) -> None:
     """Apply the step updates that came with a request, and tag it.
 
-    Never raises: metadata that cannot be used is dropped, counted and logged once, and
+    `received` is the request as it arrived: SGLang does not copy the hints of one that
+    continues a session. Never raises: metadata that cannot be used is dropped, counted and logged once, and
     the call is served as SGLang would.
     """
-    hints = getattr(req, "kv_hints", None)
+    hints = getattr(received, "kv_hints", None)
     if hints is None or all(a.action_type != ACTION_TYPE for a in hints.actions):
         return
     try:
@@ -56,16 +57,20 @@ def read_request_hints(cache: KVFlowCache, req: Any) -> None:
         if update.agent is not None and cache.table.knows(update.client):
             req.kvflow_tag = RequestTag(
                 owner=Owner(update.client, update.run, update.agent),
-                fixed_tokens=_fixed_tokens(cache, req, update),
+                fixed_tokens=_fixed_tokens(cache, req, received, update),
             )
-            cache.counters.tagged_requests += 1
+            # SGLang runs the prompt of an n > 1 call once, for no output, before the n.
+            cache.counters.tagged_requests += req.sampling_params.max_new_tokens != 0
 
 
-def _fixed_tokens(cache: KVFlowCache, req: Any, update: StepUpdate) -> int:
+def _fixed_tokens(
+    cache: KVFlowCache, req: Any, received: Any, update: StepUpdate
+) -> int:
     tokens = update.fixed.tokens if update.fixed is not None else None
-    if tokens is None:
-        return 0
     prompt = len(req.origin_input_ids)
+    if tokens is None or prompt > len(received.input_ids):
+        # The next turn of a session: its fixed prompt was marked in the first one.
+        return 0
     if tokens > prompt:
         cache.dropped.record(
             "fixed",

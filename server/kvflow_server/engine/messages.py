@@ -1,26 +1,22 @@
-"""Control messages between the HTTP process and the scheduler, on SGLang's own IPC."""
+"""What KVFlow's parts send each other on SGLang's own IPC.
+
+Types only: every process of the server must be able to decode them, and most of them
+have no cache (`handlers` says what a scheduler does with each).
+"""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
-from sglang.utils import TypeBasedDispatcher
 
 from kvflow_sdk.wire import StepUpdate
-
-from .cache import KVFlowCache
-from .state import describe
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
 
 __all__ = [
     "KVFlowStateReq",
     "KVFlowStateReqOutput",
     "KVFlowStepsReq",
-    "add_handlers",
+    "KVFlowTick",
     "admit_types",
 ]
 
@@ -47,28 +43,13 @@ class KVFlowStateReqOutput(BaseReq, kw_only=True):  # type: ignore[call-arg]
     """JSON values; the shape of ``GET /kvflow/v1/state``."""
 
 
+class KVFlowTick(BaseReq, kw_only=True):  # type: ignore[call-arg]
+    """The first rank's time, for all of them."""
+
+    now: float
+    """Its monotonic clock, seconds."""
+
+
 def admit_types() -> None:
     """Let SGLang's IPC decoder of this process accept these messages."""
-    hook_custom_types(KVFlowStepsReq, KVFlowStateReq, KVFlowStateReqOutput)
-
-
-def add_handlers(_result: object, scheduler: Scheduler) -> None:
-    """AFTER `Scheduler.init_request_dispatcher`: answer these messages."""
-
-    def steps(request: KVFlowStepsReq) -> None:
-        cache = scheduler.tree_cache
-        if isinstance(cache, KVFlowCache):
-            for update in request.updates:
-                cache.apply_update(update)
-            cache.counters.note_latency(time.monotonic() - request.received_at)
-
-    def state(request: KVFlowStateReq) -> KVFlowStateReqOutput:
-        cache = scheduler.tree_cache
-        known = {}
-        if isinstance(cache, KVFlowCache):
-            known = describe(cache, clients=request.clients, ids=request.ids)
-        return KVFlowStateReqOutput(state=known)
-
-    scheduler._request_dispatcher += TypeBasedDispatcher(
-        [(KVFlowStepsReq, steps), (KVFlowStateReq, state)]
-    )
+    hook_custom_types(KVFlowStepsReq, KVFlowStateReq, KVFlowStateReqOutput, KVFlowTick)

@@ -20,7 +20,13 @@ from .metrics import publish_when_due
 from .states import read_early
 from .tree import state_of
 
-__all__ = ["KVFlowPrefillAdder", "after_pass", "before_flush", "tag_request"]
+__all__ = [
+    "KVFlowPrefillAdder",
+    "after_pass",
+    "before_flush",
+    "choose_adder",
+    "tag_request",
+]
 
 
 class KVFlowPrefillAdder(PrefillAdder):
@@ -88,6 +94,9 @@ class KVFlowPrefillAdder(PrefillAdder):
         A request further back in the queue may be ready too. That is known only when
         a pass has ended with nothing to run (`after_pass`), unless there is none.
         """
+        if self.preempt_list:
+            # Others were stopped to make room for this very request.
+            return False
         if self.can_run_list:
             return True
         if self.running_batch is not None and self.running_batch.reqs:
@@ -118,15 +127,23 @@ class KVFlowPrefillAdder(PrefillAdder):
         return AddReqResult.CONTINUE
 
 
-def tag_request(req: Any, scheduler: Any) -> None:
+def choose_adder(stock: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """AFTER `Scheduler.get_prefill_adder_class`."""
+    chosen = isinstance(scheduler.tree_cache, KVFlowCache)
+    return KVFlowPrefillAdder if chosen else stock
+
+
+def tag_request(
+    req: Any, scheduler: Any, recv_req: Any, *_args: Any, **_kwargs: Any
+) -> None:
     """AFTER `Scheduler._create_generation_req`: read the request's metadata."""
     cache = scheduler.tree_cache
     if isinstance(cache, KVFlowCache):
         with cache.overhead:
-            read_request_hints(cache, req)
+            read_request_hints(cache, req, recv_req)
 
 
-def after_pass(plan: Any, scheduler: Any) -> None:
+def after_pass(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     """AFTER `Scheduler.get_next_batch_to_run`: start what the next passes will need.
 
     Runs on idle passes too, after the batch's own load was submitted and its slots

@@ -16,17 +16,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 __all__ = [
+    "ACTIVATED",
     "BACKEND",
     "HOOKS",
-    "HTTP_READY",
+    "LAUNCH",
     "SEAMS",
     "TESTED",
     "Hook",
     "KVFlowActivationError",
     "Role",
     "Seam",
+    "activation_error",
     "check_seams",
-    "refusals",
+    "register_hooks",
     "sglang_version",
     "unapplied_hooks",
 ]
@@ -34,8 +36,12 @@ __all__ = [
 BACKEND = "kvflow"
 """The value of ``--radix-cache-backend`` that chooses KVFlow."""
 
-HTTP_READY = "KVFLOW_HTTP_READY"
-"""Set for the schedulers once the HTTP process has its routes and hooks."""
+ACTIVATED = "KVFLOW_ACTIVATED"
+"""Set for a server's processes once the launching one has let KVFlow in."""
+
+LAUNCH = "sglang.srt.server_args.ServerArgs.check_server_args"
+"""Runs once per server, in the process that launches it: after every plugin is loaded
+and the flags are read, before any other process is started."""
 
 TESTED = ("0.5.22", "0.5.23")
 """SGLang releases that have every seam; the recipes were run on the last."""
@@ -49,6 +55,8 @@ class Role(Enum):
     """Which process a seam is used in."""
 
     SCHEDULER = "scheduler"
+    TOKENIZER = "tokenizer"
+    """Where requests are turned into tokens: the HTTP server's, or an `Engine`'s."""
     HTTP = "http"
 
 
@@ -65,57 +73,22 @@ class Seam:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A function that runs after (or before) one of SGLang's."""
+    """A function of ours that runs after (or before) one of SGLang's."""
 
     target: str
-    parameters: tuple[str, ...]
-    role: Role
-    load: Callable[[], Callable[..., Any]]
-    """Imports the hook function late: registering must stay light."""
+    function: str
+    """``module:name`` in this package."""
+    parameters: tuple[str, ...] = ()
+    role: Role = Role.SCHEDULER
     when: str = "after"
     """`HookType` by its value: "after" or "before"."""
 
-
-def _scheduling(name: str) -> Callable[..., Any]:
-    from . import scheduling
-
-    hook: Callable[..., Any] = getattr(scheduling, name)
-    return hook
-
-
-def _openai(name: str) -> Callable[..., Any]:
-    from . import openai_hints
-
-    hook: Callable[..., Any] = getattr(openai_hints, name)
-    return hook
-
-
-def _auth() -> Callable[..., Any]:
-    from .access import after_auth
-
-    return after_auth
-
-
-def _handlers() -> Callable[..., Any]:
-    from .messages import add_handlers
-
-    return add_handlers
-
-
-def _adder_class(stock: Any, scheduler: Any) -> Any:
-    from .cache import KVFlowCache
-    from .scheduling import KVFlowPrefillAdder
-
-    chosen = isinstance(scheduler.tree_cache, KVFlowCache)
-    return KVFlowPrefillAdder if chosen else stock
-
-
-def _tagged(req: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
-    _scheduling("tag_request")(req, scheduler)
-
-
-def _passed(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
-    _scheduling("after_pass")(plan, scheduler)
+    def load(self) -> Callable[..., Any]:
+        """Imports the module late: this table must stay light."""
+        found: Callable[..., Any] = pkgutil.resolve_name(
+            f"{__package__}.{self.function}"
+        )
+        return found
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -126,46 +99,53 @@ _COMPLETION = (
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 HOOKS: tuple[Hook, ...] = (
+    Hook(f"{_SCHEDULER}.get_prefill_adder_class", "scheduling:choose_adder"),
     Hook(
-        f"{_SCHEDULER}.get_prefill_adder_class",
-        (),
-        Role.SCHEDULER,
-        lambda: _adder_class,
+        f"{_SCHEDULER}._create_generation_req", "scheduling:tag_request", ("recv_req",)
     ),
-    Hook(f"{_SCHEDULER}._create_generation_req", (), Role.SCHEDULER, lambda: _tagged),
     Hook(
         f"{_SCHEDULER}.get_next_batch_to_run",
+        "scheduling:after_pass",
         ("running_batch", "last_batch"),
-        Role.SCHEDULER,
-        lambda: _passed,
     ),
-    Hook(f"{_SCHEDULER}.init_request_dispatcher", (), Role.SCHEDULER, _handlers),
+    Hook(f"{_SCHEDULER}.flush_cache", "scheduling:before_flush", when="before"),
+    Hook(f"{_SCHEDULER}.init_request_dispatcher", "handlers:add_handlers"),
+    Hook(f"{_SCHEDULER}._poll_timeout_aborts", "handlers:append_tick"),
     Hook(
-        f"{_SCHEDULER}.flush_cache",
-        (),
-        Role.SCHEDULER,
-        lambda: _scheduling("before_flush"),
+        f"{_SCHEDULER}.process_input_requests",
+        "handlers:take_ticks",
+        ("recv_reqs",),
         when="before",
     ),
     Hook(
-        f"{_CHAT}._convert_to_internal_request",
-        ("request", "raw_request"),
-        Role.HTTP,
-        lambda: _openai("after_chat"),
-    ),
-    Hook(
-        f"{_COMPLETION}._convert_to_internal_request",
-        ("request", "raw_request"),
-        Role.HTTP,
-        lambda: _openai("after_completion"),
+        f"{_TOKENIZER}._create_tokenized_object",
+        "openai_hints:after_tokenize",
+        ("obj", "input_text", "input_ids"),
+        Role.TOKENIZER,
     ),
     Hook(
         f"{_TOKENIZER}._create_tokenized_object",
-        ("obj", "input_text", "input_ids"),
-        Role.HTTP,
-        lambda: _openai("after_tokenize"),
+        "fanout:tell_all_replicas",
+        role=Role.TOKENIZER,
     ),
-    Hook("sglang.srt.utils.auth.decide_request_auth", ("path",), Role.HTTP, _auth),
+    Hook(
+        f"{_CHAT}._convert_to_internal_request",
+        "openai_hints:after_chat",
+        ("request", "raw_request"),
+        Role.HTTP,
+    ),
+    Hook(
+        f"{_COMPLETION}._convert_to_internal_request",
+        "openai_hints:after_completion",
+        ("request", "raw_request"),
+        Role.HTTP,
+    ),
+    Hook(
+        "sglang.srt.utils.auth.decide_request_auth",
+        "access:after_auth",
+        ("path",),
+        Role.HTTP,
+    ),
 )
 
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
@@ -226,10 +206,12 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.managers.io_struct.hook_custom_types"),
     Seam("sglang.srt.managers.kv_hints.decode_kv_hints_envelope", ("value",)),
     Seam(f"{_CHAT}._process_messages", ("request", "is_multimodal"), Role.HTTP),
+    Seam(LAUNCH, role=Role.TOKENIZER),
     Seam(
         "sglang.srt.managers.tokenizer_control_mixin._COMMUNICATOR_SPECS",
-        role=Role.HTTP,
+        role=Role.TOKENIZER,
     ),
+    Seam(f"{_TOKENIZER}._dispatch_to_scheduler", ("obj",), Role.TOKENIZER),
     Seam("sglang.srt.entrypoints.http_server.app", role=Role.HTTP),
     Seam("sglang.srt.entrypoints.http_server.get_global_state", role=Role.HTTP),
 )
@@ -251,14 +233,48 @@ def check_seams(roles: Iterable[Role] = tuple(Role)) -> list[str]:
 
 
 def unapplied_hooks(role: Role) -> list[str]:
-    """Targets of this process's hooks that SGLang did not patch."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
+    """Targets of this process's hooks that are not in place."""
+    return [h.target for h in HOOKS if h.role is role and not _is_applied(h)]
 
-    return [
-        hook.target
-        for hook in HOOKS
-        if hook.role is role and hook.target not in HookRegistry._patched
-    ]
+
+def _is_applied(hook: Hook) -> bool:
+    """Whether the hook is in the chain of wrappers that SGLang has put on its target.
+
+    SGLang's own list of patched targets would not do: a target that another plugin has
+    patched before is in it, and our hook was ignored.
+    """
+    function = hook.load()
+    try:
+        found = pkgutil.resolve_name(hook.target)
+    except (ImportError, AttributeError):
+        return False
+    while found is not None:
+        cells = getattr(found, "__closure__", None) or ()
+        if any(cell.cell_contents is function for cell in cells):
+            return True
+        found = getattr(found, "__wrapped__", None)
+    return False
+
+
+def register_hooks(role: Role) -> None:
+    """Ask SGLang to put the hooks of `role` in place in this process."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for hook in HOOKS:
+        function = hook.load() if hook.role is role else None
+        known = [entry[1] for entry in HookRegistry._hooks.get(hook.target, ())]
+        if function is not None and function not in known:
+            HookRegistry.register(hook.target, function, HookType(hook.when))
+
+
+def activation_error(problems: Iterable[str]) -> KVFlowActivationError:
+    """The error that ends a launch, with everything that stands in the way."""
+    return KVFlowActivationError(
+        f"KVFlow was chosen (--radix-cache-backend {BACKEND}) and cannot run:\n  - "
+        + "\n  - ".join(problems)
+        + f"\nTested with SGLang {' and '.join(TESTED)}. `kvflow doctor` checks an "
+        "installation; without the flag SGLang runs as it is."
+    )
 
 
 def _problem(target: str, parameters: tuple[str, ...]) -> str | None:
@@ -280,71 +296,3 @@ def sglang_version() -> str:
         return version("sglang")
     except PackageNotFoundError:
         return "not installed"
-
-
-def refusals(args: Any) -> list[str]:
-    """What in SGLang's `ServerArgs` KVFlow does not work with yet, one sentence each.
-
-    Refused rather than silently wrong.
-    """
-    return [f"{flag}: {why}" for flag, refused, why in _RULES if refused(args)]
-
-
-def _more_than_one(*names: str) -> Callable[[Any], bool]:
-    return lambda args: any((getattr(args, name, 1) or 1) > 1 for name in names)
-
-
-def _is_set(*names: str) -> Callable[[Any], bool]:
-    return lambda args: any(bool(getattr(args, name, None)) for name in names)
-
-
-def _differs(name: str, *accepted: object) -> Callable[[Any], bool]:
-    return lambda args: getattr(args, name, accepted[0]) not in accepted
-
-
-_RANKS = "decisions are not yet agreed between ranks; run one rank"
-_UNTRIED = "not tried with KVFlow yet; leave it off"
-
-_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("--tp-size", _more_than_one("tp_size"), _RANKS),
-    ("--dp-size", _more_than_one("dp_size"), _RANKS),
-    ("--pp-size", _more_than_one("pp_size"), _RANKS),
-    (
-        "--tokenizer-worker-num",
-        _more_than_one("tokenizer_worker_num"),
-        "extra workers do not load plugins; use 1",
-    ),
-    (
-        "--radix-eviction-policy",
-        _differs("radix_eviction_policy", "lru"),
-        "KVFlow brings its own order on top of lru; leave it at lru",
-    ),
-    (
-        "--disable-radix-cache",
-        _is_set("disable_radix_cache"),
-        "KVFlow orders the radix cache; drop the flag or choose no KVFlow",
-    ),
-    (
-        "--hicache-write-policy",
-        _differs("hicache_write_policy", "write_through", "write_through_selective"),
-        "write-back evicts on the scheduler's path; use write_through",
-    ),
-    (
-        "--hicache-host-memory-mode",
-        _differs("hicache_host_memory_mode", "cache"),
-        "KVFlow needs host memory as a cache tier; use cache",
-    ),
-    ("--speculative-algorithm", _is_set("speculative_algorithm"), _UNTRIED),
-    ("--disaggregation-mode", _differs("disaggregation_mode", "null", None), _UNTRIED),
-    ("--hicache-storage-backend", _is_set("hicache_storage_backend"), _UNTRIED),
-    ("--enable-lora", _is_set("enable_lora", "lora_paths"), _UNTRIED),
-    ("--enable-lmcache", _is_set("enable_lmcache"), _UNTRIED),
-    ("--enable-flexkv", _is_set("enable_flexkv"), _UNTRIED),
-    ("--enable-session-radix-cache", _is_set("enable_session_radix_cache"), _UNTRIED),
-    ("--enable-streaming-session", _is_set("enable_streaming_session"), _UNTRIED),
-    (
-        "--enable-unified-cache-external-linker",
-        _is_set("enable_unified_cache_external_linker"),
-        _UNTRIED,
-    ),
-)

@@ -58,14 +58,9 @@ def test_a_server_that_cannot_have_kvflow_ends_and_says_everything_that_is_wrong
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (("--tp", "2"), "--tp-size"),
-        (("--dp", "2"), "--dp-size"),
+        (("--pp-size", "2"), "--pp-size"),
         (("--radix-eviction-policy", "lfu"), "--radix-eviction-policy"),
-        (
-            ("--enable-hierarchical-cache", "--hicache-write-policy", "write_back"),
-            "--hicache-write-policy",
-        ),
-        (("--tokenizer-worker-num", "2"), "--tokenizer-worker-num"),
+        (("--tokenizer-worker-num", "2", "--api-key", "k"), "--tokenizer-worker-num"),
     ],
 )
 def test_flags_that_are_not_supported_are_refused_by_name(
@@ -90,6 +85,6 @@ def refusals_of(*flags: str) -> list[str]:
 
         argv = sglang_alone(*flags)
         args: Any = prepare_server_args(argv[argv.index("--model-path") :])
-    from kvflow_server.engine.seams import refusals
+    from kvflow_server.engine.support import refusals
 
     return refusals(args)

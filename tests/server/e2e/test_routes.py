@@ -267,7 +267,3 @@ def test_hints_of_another_kind_are_nobodys_mistake(
     assert server.ask(prompt, envelope).agrees_with(truth.ask(prompt))
     assert server.state()["dropped_metadata"] == before
     assert not server.client(caller.id)
-
-
-def test_the_state_says_that_every_hook_is_in_place(server: Server) -> None:
-    assert server.state()["unapplied_hooks"] == []

@@ -1,0 +1,67 @@
+"""What reaches a scheduler besides requests: steps, questions, and the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sglang.utils import TypeBasedDispatcher
+
+from .cache import KVFlowCache
+from .messages import KVFlowStateReq, KVFlowStateReqOutput, KVFlowStepsReq, KVFlowTick
+from .state import describe
+
+__all__ = ["add_handlers", "append_tick", "take_ticks"]
+
+
+def add_handlers(_result: object, scheduler: Any) -> None:
+    """AFTER `Scheduler.init_request_dispatcher`: answer these messages."""
+
+    def steps(request: KVFlowStepsReq) -> None:
+        cache = scheduler.tree_cache
+        if isinstance(cache, KVFlowCache):
+            for update in request.updates:
+                cache.apply_update(update)
+            cache.counters.note_latency(time.monotonic() - request.received_at)
+
+    def state(request: KVFlowStateReq) -> KVFlowStateReqOutput:
+        cache = scheduler.tree_cache
+        known = {}
+        if isinstance(cache, KVFlowCache):
+            known = describe(cache, clients=request.clients, ids=request.ids)
+        return KVFlowStateReqOutput(state=known)
+
+    scheduler._request_dispatcher += TypeBasedDispatcher(
+        [(KVFlowStepsReq, steps), (KVFlowStateReq, state)]
+    )
+
+
+def append_tick(aborts: list[Any], scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+    """AFTER `Scheduler._poll_timeout_aborts`, which runs on the first rank only and
+    whose list is broadcast with the requests: send the time along."""
+    cache = scheduler.tree_cache
+    if not isinstance(cache, KVFlowCache):
+        return
+    with cache.overhead:
+        now = time.monotonic()
+        running = scheduler.running_batch.reqs
+        busy = bool(cache.loads.active or scheduler.waiting_queue or running)
+        if cache.clock.due(now, busy=busy):
+            aborts.append(KVFlowTick(now=now))
+
+
+def take_ticks(
+    scheduler: Any, recv_reqs: list[Any], *_args: Any, **_kwargs: Any
+) -> None:
+    """BEFORE `Scheduler.process_input_requests`, on every rank: set the clock before
+    the requests that came with it are looked at."""
+    cache = scheduler.tree_cache
+    if not isinstance(cache, KVFlowCache):
+        return
+    with cache.overhead:
+        for tick in [item for item in recv_reqs if isinstance(item, KVFlowTick)]:
+            cache.clock.advance(tick.now)
+            recv_reqs.remove(tick)
+    if scheduler._engine_paused and cache.loads.active:
+        # The scheduler's loop stops before the place where copies are acknowledged.
+        cache.loading_check()
