@@ -7,7 +7,8 @@ first token, so no KV that was kept, copied or fetched can have touched its answ
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ KVFLOW = (
     *("--max-total-tokens", str(POOL), "--hicache-ratio", "3"),
     *("--emulated-pcie-gbps", "0.02", "--api-key", API_KEY, "--enable-metrics"),
 )
+DEBUG = {"KVFLOW_DEBUG": "1", "KVFLOW_PREFETCH_PIECE_TOKENS": "64"}
+"""Every invariant check after every scheduler pass; and small pieces, so that small
+prompts come in several."""
+Serve = Callable[..., AbstractContextManager["Server"]]
 TRUTH = (
     *("--kvflow-stock", "--no-hicache", "--disable-radix-cache"),
     *("--max-total-tokens", "8192"),
@@ -54,6 +59,13 @@ class Answer:
     """Prompt tokens found in the device's memory."""
     host: int = field(compare=False)
     """Prompt tokens loaded from host memory."""
+
+    @classmethod
+    def of(cls, reply: Mapping[str, Any]) -> Answer:
+        meta = reply["meta_info"]
+        where = meta.get("cached_tokens_details") or {}
+        logprobs, tokens, *_ = zip(*meta["output_token_logprobs"], strict=True)
+        return cls(tokens, logprobs, where.get("device", 0), where.get("host", 0))
 
     def agrees_with(self, other: Answer) -> bool:
         return self.tokens == other.tokens and self.logprobs == pytest.approx(
@@ -76,16 +88,19 @@ class Server:
         )
 
     def ask(
-        self, prompt: Sequence[int], hints: object = None, *, output: int = 4
+        self,
+        prompt: Sequence[int],
+        hints: object = None,
+        *,
+        output: int = 4,
+        **fields: object,
     ) -> Answer:
-        """`prompt` on /generate, `hints` in its field ``kv_hints`` as they are."""
-        body = generate_body(prompt, output=output)
+        """`prompt` on /generate, `hints` in its field ``kv_hints`` as they are, and
+        any further `fields`."""
+        body = generate_body(prompt, output=output) | fields
         if hints is not None:
             body["kv_hints"] = hints
-        meta = self.json("/generate", body)["meta_info"]
-        where = meta.get("cached_tokens_details") or {}
-        logprobs, tokens, *_ = zip(*meta["output_token_logprobs"], strict=True)
-        return Answer(tokens, logprobs, where.get("device", 0), where.get("host", 0))
+        return Answer.of(self.json("/generate", body))
 
     def hang_up(self, prompt: Sequence[int], hints: object = None) -> None:
         """Ask for a long answer and go away after its first piece."""
@@ -102,6 +117,10 @@ class Server:
         assert response.status_code == 200, response.text
         found: dict[str, Any] = response.json()
         return found
+
+    def post(self, path: str, body: object) -> None:
+        """For routes whose answer has no content."""
+        self.http.post(path, json=body).raise_for_status()
 
     def send(self, *updates: StepUpdate) -> httpx.Response:
         """Out of band."""
@@ -183,9 +202,7 @@ class Fleet:
                 *("--model-path", str(tiny_model(DIMS))),
                 *(*COMMON, *(KVFLOW if ours else TRUTH)),
             ],
-            # Small pieces, so that small prompts come in several; and every invariant
-            # check after every scheduler pass.
-            env={"KVFLOW_DEBUG": "1", "KVFLOW_PREFETCH_PIECE_TOKENS": "64"},
+            env=DEBUG,
             log_path=self._folder / f"{name}-{self._starts}.log",
         )
         process.spawn()
@@ -213,9 +230,40 @@ def server(fleet: Fleet) -> Server:
 
 
 @pytest.fixture
+def answer_of() -> Callable[[Mapping[str, Any]], Answer]:
+    """Reads a reply of /generate."""
+    return Answer.of
+
+
+@pytest.fixture
 def truth(fleet: Fleet) -> Server:
     """Stock SGLang without a prefix cache; the plugin is installed and not chosen."""
     return fleet["truth"]
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Starts a server of its own for ``with serve(flags) as server``: like the shared
+    ones, without a key; with `stock`, SGLang without a prefix cache."""
+
+    @contextmanager
+    def start(
+        *flags: str, stock: bool = False, env: Mapping[str, str] | None = None
+    ) -> Iterator[Server]:
+        process = ServerProcess(
+            [
+                *("--model-path", str(tiny_model(DIMS))),
+                *(*COMMON, *(TRUTH if stock else KVFLOW[:-2]), *flags),
+            ],
+            env=DEBUG | (env or {}),
+            log_path=tmp_path_factory.mktemp("server") / "log",
+        )
+        with process:
+            server = Server(process, None)
+            yield server
+            server.http.close()
+
+    return start
 
 
 class Caller:
