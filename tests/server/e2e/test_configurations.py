@@ -88,7 +88,7 @@ MORE = {
     scope="module",
     params=[
         pytest.param(RANKS, id="ranks"),
-        pytest.param(REPLICAS, id="replicas"),
+        pytest.param(REPLICAS, id="replicas", marks=pytest.mark.full),
         *(
             pytest.param(made, id=name, marks=pytest.mark.full)
             for name, made in MORE.items()

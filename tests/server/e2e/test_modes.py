@@ -178,6 +178,7 @@ def test_new_weights_answer_with_nothing_of_the_old(
     assert server.settle()["integrity"] == "ok"
 
 
+@pytest.mark.full
 def test_retraction_under_memory_pressure_changes_no_answer(
     server: Server, truth: Server, caller: Caller
 ) -> None:
