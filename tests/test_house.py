@@ -58,6 +58,10 @@ SERVER_MAY_USE = {"kvflow_sdk.wire", "kvflow_sdk.errors"}
 CLOCKS = {
     "kvflow_server.engine.handlers": "reads it, on the first rank",
     "kvflow_server.engine.overhead": "measures, and steers nothing",
+    "kvflow_server.engine.accounts": "measures, and steers nothing",
+    "kvflow_server.engine.metrics": "when to publish, which steers nothing",
+    "kvflow_server.engine.gate": "runs in the HTTP process, which has no ranks",
+    "kvflow_server.engine.fanout": "runs in the HTTP process, which has no ranks",
 }
 
 MAX_FILE_LINES = 400
