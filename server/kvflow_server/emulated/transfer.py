@@ -35,7 +35,8 @@ __all__ = [
 class Link:
     """One direction of the bus: transfers queue up and share nothing.
 
-    `bytes_per_second` of 0 means no limit. `total_bytes` counts what was moved.
+    `bytes_per_second` of 0 means no limit. `total_bytes` counts what was moved. Each
+    transfer passes `gate` first, which may keep it waiting, as a broken bus would.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Link:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        gate: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 <= bytes_per_second < float("inf"):
             raise ValueError(
@@ -53,6 +55,7 @@ class Link:
         self.total_bytes = 0
         self.clock = clock
         self._sleep = sleep
+        self._gate = gate
         self._busy_until = float("-inf")
         self._lock = threading.Lock()
 
@@ -63,6 +66,7 @@ class Link:
         free, whichever is later. Counting from there, and not from now, keeps the
         rate exact when the copying itself takes time too.
         """
+        self._gate()
         with self._lock:
             self.total_bytes += nbytes
             if not self.bytes_per_second:

@@ -20,6 +20,8 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    EvictResult,
     InitLoadBackParams,
     InsertParams,
     InsertResult,
@@ -139,7 +141,10 @@ class KVFlowCache(UnifiedRadixCache):
         if now < self._next_expiry:
             return
         self._next_expiry = now + self.config.steps.lease_s / 10
-        self.forget_clients(self.table.expire(now))
+        gone = self.table.expire(now)
+        # And whose call outlived its lease, or was never let in.
+        strangers = [c for c in self.prompts.clients() if not self.table.knows(c)]
+        self.forget_clients([*gone, *strangers])
         self.prompts.settle()
 
     def forget_clients(self, clients: Iterable[str]) -> None:
@@ -260,6 +265,45 @@ class KVFlowCache(UnifiedRadixCache):
                 return []
             missing.append(step)
         return missing
+
+    def _evict(
+        self,
+        params: EvictParams,
+        available_size_targets: Any = None,
+        **options: Any,
+    ) -> EvictResult:
+        """As in SGLang, but an allocation waits for what only a copy in flight locks.
+
+        SGLang would retract requests for want of it, and abort the last one: a prefetch
+        must never cost a request its place. The wait is for a few pieces at most, on
+        a bus that works.
+        """
+        result = super()._evict(params, available_size_targets, **options)
+        target = (available_size_targets or {}).get(ComponentType.FULL)
+        while target is not None and not self.loads.starting:
+            short = target[1] - self._component_available_size(target[0])
+            if short <= 0 or not self._await_oldest_copy():
+                break
+            rest = EvictParams(num_tokens=short)
+            more = super()._evict(rest, available_size_targets, **options)
+            result.num_tokens_evicted += more.num_tokens_evicted
+        return result
+
+    def _await_oldest_copy(self) -> bool:
+        """Block until the oldest copy has ended and unlock what it held; False if there
+        is none. The same on all ranks: copies are acknowledged in order."""
+        controller = self.cache_controller
+        if controller is None:
+            return False
+        self.flush_pending_backups()
+        if controller.ack_load_queue:
+            self.loading_check(finish_count=1)
+        elif controller.ack_write_queue:
+            self.writing_check(finish_count=1)
+        else:
+            return False
+        self.counters.awaited_copies += 1
+        return True
 
     def init_load_back(self, params: InitLoadBackParams) -> Any:
         loaded = super().init_load_back(params)

@@ -71,6 +71,8 @@ class Counters:
     """In host memory, computed again on purpose."""
     deferred_checkpoints: int = 0
     """Inserts put off because the path was still being loaded."""
+    awaited_copies: int = 0
+    """Copies in flight that the scheduler waited for, because memory was short."""
     prefetch_refused: int = 0
     """Prefetches given up for want of room below their ceiling."""
     prefetch_too_late: int = 0

@@ -30,6 +30,8 @@ class LoadTracker:
         """rid -> node id of what a skipped request waits for, and its (client, agent)
         if it is tagged; started by the next planner pass, so that nothing merges with
         the scheduler's own operation."""
+        self.starting = False
+        """Room is being made for a copy that KVFlow starts: nobody waits for that."""
         self.completed = 0
         """Copies acknowledged so far."""
 
@@ -62,8 +64,12 @@ class LoadTracker:
         if any(not (step.evicted and step.backuped) for step in missing):
             return None
         anchor = missing[0].id
-        if not self._cache.load_back(anchor):
-            return None
+        self.starting = True
+        try:
+            if not self._cache.load_back(anchor):
+                return None
+        finally:
+            self.starting = False
         tokens = sum(len(step.key) for step in missing)
         operation = LoadOperation(anchor, controller.start_loading(), tokens)
         self._cache.speeds.load_started()

@@ -92,6 +92,10 @@ class PromptRegistry:
             for agent in agents:
                 yield client, agent
 
+    def clients(self) -> Iterator[str]:
+        """Every client that has a prompt in the tree."""
+        return iter(self._clients)
+
     def drop_client(self, client: str) -> None:
         """The client's lease has ended: its prompts are ordinary cache entries."""
         for agent, owned in self._clients.pop(client, {}).items():

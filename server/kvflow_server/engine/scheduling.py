@@ -153,7 +153,9 @@ def after_pass(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     if not isinstance(cache, KVFlowCache):
         return
     running = plan.running_batch.reqs
-    batch = plan.batch_to_run.reqs if plan.batch_to_run is not None else []
+    # A batch that decodes is the running batch itself, and shall not count twice.
+    to_run = plan.batch_to_run if plan.batch_to_run is not plan.running_batch else None
+    batch = to_run.reqs if to_run is not None else []
     waiting = scheduler.waiting_queue
     with cache.overhead:
         cache.starved = not batch and not running and bool(waiting)

@@ -174,6 +174,11 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_CORE}._split_node", ("key", "child", "split_len")),
     Seam(f"{_CORE}._remove_leaf_from_parent", ("node",)),
     Seam(f"{_CORE}._inc_hit_count_and_check", ("node",)),
+    Seam(f"{_CORE}._update_duplicate_tracking", ("node",)),
+    Seam(
+        f"{_CORE}.commit_load_back",
+        ("node_id", "device_indices", "kv_xfer", "comp_xfers"),
+    ),
     Seam(f"{_CACHE}.insert", ("params",)),
     Seam(f"{_CACHE}.checkpoint_into_tree", ("req", "up_to")),
     Seam(f"{_CACHE}.init_hicache", ("server_args", "params")),
@@ -183,6 +188,10 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_CACHE}.ready_to_load_host_cache"),
     Seam(f"{_CACHE}._reset_full"),
     Seam(f"{_CACHE}.evictable_size"),
+    Seam(f"{_CACHE}._evict", ("params", "available_size_targets")),
+    Seam(f"{_CACHE}._component_available_size", ("component_type",)),
+    Seam(f"{_CACHE}.writing_check", ("finish_count",)),
+    Seam(f"{_CACHE}.flush_pending_backups"),
     Seam(f"{_FULL}._evict_device_start", ("request_cnt",)),
     Seam(f"{_FULL}._evict_device_end"),
     Seam(

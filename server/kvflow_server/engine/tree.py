@@ -161,6 +161,18 @@ class KVFlowTreeCore(UnifiedTreeCore):
             self.prompt_gone(handle)
         self.writers.assign(node, None)
 
+    def commit_load_back(
+        self, node_id: int, device_indices: Any, kv_xfer: Any, comp_xfers: Any
+    ) -> list[Any]:
+        actions: list[Any] = super().commit_load_back(
+            node_id, device_indices, kv_xfer, comp_xfers
+        )
+        # SGLang tracks what is in both memories from the acknowledgement on, and its
+        # own `sanity_check` wants it from here on; it only ever checks when idle.
+        for loaded in kv_xfer.nodes_to_load or ():
+            self._update_duplicate_tracking(self.node_by_id(loaded))
+        return actions
+
     def _inc_hit_count_and_check(self, node: UnifiedTreeNode) -> bool:
         wanted = super()._inc_hit_count_and_check(node)
         if wanted and self.suffix_hits > 1 and not state_of(node).fixed:

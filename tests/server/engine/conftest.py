@@ -166,9 +166,12 @@ def build(
     horizon: int = 1,
     idle_horizon: int = 1,
     backup: Backup = Backup.REUSED,
+    ratio: float = 4.0,
     share: float = 1.0,
+    **settings: Any,
 ) -> Harness:
-    """A cache of `pool` tokens, with four times as much host memory or none."""
+    """A cache of `pool` tokens, with `ratio` times as much host memory or none; `settings`
+    are further ones of `EngineConfig`."""
     import torch
     from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -190,7 +193,7 @@ def build(
         hicache_io_backend="direct",
         hicache_mem_layout="layer_first",
         hicache_write_policy="write_through",
-        hicache_ratio=4.0,
+        hicache_ratio=ratio,
     )
     set_global_server_args_for_scheduler(args)
     memory = MHATokenToKVPool(
@@ -224,6 +227,7 @@ def build(
         backup=backup,
         debug=True,
         protected_share=share,
+        **settings,
     )
     cache = UnifiedRadixCache(params) if stock else KVFlowCache(params, config)
     if host:

@@ -1,161 +1,259 @@
-"""Anything in any order on the real tree; after each step every invariant holds.
+"""Anything in any order on the real engine; after each step everything holds.
 
-SGLang's `sanity_check`, KVFlow's `check_integrity`, the conservation of slots, and a
-naive reading of the eviction order.
+Requests come, run, are retracted and go away; clients speak in order and out of order;
+copies arrive when they please. What is checked after every step: SGLang's
+`sanity_check`, KVFlow's `check_integrity`, the conservation of slots, the contents of
+every slot that is read or kept, and a plain model of what clients said. At the end
+everything is answered and nothing is left behind. (`test_order` checks who is evicted.)
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
+from miniature import Miniature
+from reference import Said
 
-from kvflow_server.policy.priority import eviction_key
+from kvflow_sdk.wire import FixedMark, StepUpdate
 
 POOL = 96
-AGENTS = ("a", "b", "c", "d")
-_agents = st.sampled_from(AGENTS)
-_suffixes = st.lists(st.integers(0, 2), max_size=6)
+"""Slots: not quite three prompts, and a request needs up to 67."""
+CLIENTS = ("client-one-0123456789", "client-two-0123456789")
+AGENTS = ("a", "b", "c")
+LEASE = 600.0
+WANTED = (
+    *("prefetch_tokens", "load_on_demand_tokens", "late_join_tokens"),
+    *("skipped_passes", "awaited_copies", "step_updates_stale"),
+)
+"""What must have happened, or the test would say little."""
+_clients, _agents, _runs = map(st.sampled_from, (CLIENTS, AGENTS, "xyz"))
+_steps = st.dictionaries(_agents, st.integers(0, 3))
+_suffixes = st.lists(st.integers(1, 2), max_size=6)
+_outputs = st.sampled_from((1, 2, 4, 8, 24))
 
 
-def prompt_of(agent: str) -> list[int]:
-    """Fixed prompts that share a beginning in pairs."""
-    index = AGENTS.index(agent)
-    shared = [500 + index // 2] * 12
-    return [*shared, *range(1000 * (index + 1), 1000 * (index + 1) + 24)]
+def prompt_of(client: str, agent: str) -> list[int]:
+    """Agent a's is the same for both clients; b and c share a beginning."""
+    if agent == "a":
+        return list(range(100, 130))
+    own = 1000 * (CLIENTS.index(client) + 1) + 100 * AGENTS.index(agent)
+    return [*range(200, 212), *range(own, own + 24)]
 
 
 class Trace(RuleBasedStateMachine):
-    """One cache under a random workload of one client with several runs."""
-
-    build: ClassVar[Callable[..., Any] | None] = None
+    build: ClassVar[Callable[..., Any]]
+    happened: ClassVar[Counter[str]]
+    """The engine's counters, of all traces together."""
 
     def __init__(self) -> None:
         super().__init__()
-        assert Trace.build is not None
-        self.harness: Any = Trace.build(pool=POOL, piece=8)
-        self.runs: list[str] = []
+        self.stack = contextlib.ExitStack()
+        self.harness = self.build(pool=POOL, piece=8, ratio=1.5, max_skips=2)
+        self.stack.callback(self.harness.cache.release_host_resources)
+        self.stack.callback(atexit.unregister, self.harness.cache.shutdown)
+        self.loop = Miniature(self.harness)
+        self.stack.enter_context(self.loop.in_charge())
+        self.said = Said(LEASE)
+        self.seq = 0
+        self.ended = 0
+        self.next_expiry = 0.0
 
     def teardown(self) -> None:
-        cache = self.harness.cache
-        self.harness.finish_loads()
-        self.harness.backup()
-        atexit.unregister(cache.shutdown)
-        cache.release_host_resources()
+        with self.stack:
+            self.loop.run_dry()
+            self.loop.check()
+            self.happened.update(self.harness.cache.counters.as_dict())
+            self.happened.update(
+                retractions=self.loop.retractions, passes=self.loop.passes
+            )
+            assert all(
+                len(req.output_ids) == req.sampling_params.max_new_tokens
+                for req in self.loop.finished
+                if not getattr(req, "hung_up", False)
+            )
+            for _ in range(2):
+                self.loop.now += 2 * LEASE
+                self.loop.step()
+            cache = self.harness.cache
+            assert set(cache.table.counts().values()) == {0}
+            assert len(cache.prompts) == 0
+            prefetcher = cache.prefetcher
+            assert len(prefetcher.accounts) == len(prefetcher.candidates) == 0
+            assert not prefetcher._moved
+            assert not prefetcher._pace
 
     @rule(
-        agent=_agents, suffix=_suffixes, run=st.sampled_from("xy"), tagged=st.booleans()
+        client=_clients,
+        agent=_agents,
+        run=_runs,
+        suffix=_suffixes,
+        output=_outputs,
+        steps=st.none() | _steps,
+        marked=st.booleans(),
     )
-    def call(self, agent: str, suffix: list[int], run: str, tagged: bool) -> None:
-        """A request runs, unless its path is being loaded (then it would be skipped)."""
-        tokens = [*prompt_of(agent), *suffix]
-        walk = self.harness.cache.tree_core.walk(self.harness.key(tokens))
-        if any(node.kvflow.load for node in walk):
-            return
-        fixed = prompt_of(agent)
-        tag = self.harness.tag(agent, len(fixed), fixed, run=run) if tagged else None
-        self.harness.insert(tokens, tag)
+    def call(
+        self,
+        client: str,
+        agent: str,
+        run: str,
+        suffix: list[int],
+        output: int,
+        steps: dict[str, int] | None,
+        marked: bool,
+    ) -> None:
+        """A request of an agent arrives, with what its client knows."""
+        prompt = prompt_of(client, agent)
+        mark = FixedMark(tokens=len(prompt)) if marked else None
+        update = self.update(client, run, steps, agent=agent, fixed=mark)
+        self.loop.submit([*prompt, *suffix, 3], output=output, update=update)
 
-    @rule(agent=_agents, suffix=_suffixes)
-    def match(self, agent: str, suffix: list[int]) -> None:
-        self.harness.match([*prompt_of(agent)[: 10 + len(suffix)], *suffix])
+    @rule(client=_clients, run=_runs, order=st.permutations(AGENTS), slow=st.booleans())
+    def workflow(self, client: str, run: str, order: list[str], slow: bool) -> None:
+        """What clients mostly do: one agent after the other, and saying who is next."""
+        for number, agent in enumerate(order):
+            steps = {name: step for step, name in enumerate(order[number:])}
+            self.call(client, agent, run, [1], 2, steps, marked=True)
+            for _ in range(4):
+                self.step(1)
+                self.loop.advance(self.loop.up, 8)
+                self.loop.advance(self.loop.down, 1 if slow else 8)
 
-    @rule(run=st.sampled_from("xy"), steps=st.dictionaries(_agents, st.integers(0, 3)))
-    def update(self, run: str, steps: dict[str, int]) -> None:
-        self.harness.update(steps, run=run + str(len(self.runs)))
+    @rule(client=_clients, agent=_agents, suffix=_suffixes, output=_outputs)
+    def untagged_call(
+        self, client: str, agent: str, suffix: list[int], output: int
+    ) -> None:
+        self.loop.submit([*prompt_of(client, agent), *suffix, 3], output=output)
 
-    @rule(run=st.sampled_from("xy"))
-    def end_run(self, run: str) -> None:
-        self.harness.update(run=run + str(len(self.runs)), final=True)
-        self.runs.append(run)
+    @rule(client=_clients, run=_runs, steps=_steps, late=st.integers(0, 4))
+    def say(self, client: str, run: str, steps: dict[str, int], late: int) -> None:
+        """Out of band, and perhaps overtaken by what was said later."""
+        update = self.update(client, run, steps, late=late)
+        self.harness.cache.apply_update(update)
 
-    @rule()
-    def plan(self) -> None:
-        self.harness.prefetch()
+    @rule(client=_clients, run=_runs)
+    def end_run(self, client: str, run: str) -> None:
+        self.harness.cache.apply_update(self.update(client, run, None, final=True))
+        self.ended += 1
 
-    @rule()
-    def backup(self) -> None:
-        self.harness.backup()
+    @rule(passes=st.integers(1, 4))
+    def step(self, passes: int) -> None:
+        for _ in range(passes):
+            self.expire()
+            self.loop.step()
 
-    @rule()
-    def loads_arrive(self) -> None:
-        self.harness.finish_loads()
+    @rule(copies=st.integers(1, 6))
+    def loads_arrive(self, copies: int) -> None:
+        """Layer by layer: a copy may be half there."""
+        self.loop.advance(self.loop.down, copies)
 
-    @rule(agent=_agents)
-    def join(self, agent: str) -> None:
-        """A batch waits for what its path still lacks."""
-        loads = self.harness.cache.loads
-        walk = self.harness.cache.tree_core.walk(self.harness.key(prompt_of(agent)))
-        loads.join(loads.on_path(list(walk)))
-        self.harness.cache.ready_to_load_host_cache()
+    @rule(copies=st.integers(1, 40))
+    def backups_arrive(self, copies: int) -> None:
+        self.loop.advance(self.loop.up, copies)
 
-    @rule(tokens=st.integers(1, 40))
+    @precondition(lambda self: not self.loop.idle)
+    @rule(number=st.integers(0, 7))
+    def hang_up(self, number: int) -> None:
+        requests = [*self.loop.waiting, *self.loop.running]
+        req = requests[number % len(requests)]
+        req.hung_up = True
+        self.loop.abort(req)
+
+    @rule(client=_clients, agent=_agents, length=st.integers(1, 40))
+    def match(self, client: str, agent: str, length: int) -> None:
+        """Touches, and splits where the match ends."""
+        self.harness.match(prompt_of(client, agent)[:length])
+
+    @rule(tokens=st.integers(1, 20))
     def evict(self, tokens: int) -> None:
-        """The first victim is a smallest key among the leaves, read naively."""
-        tree = self.harness.cache.tree_core
-        keys = {leaf.id: self.naive_key(leaf) for leaf in tree.evictable_device_leaves}
-        smallest = {name for name, key in keys.items() if key == min(keys.values())}
         self.harness.evict(tokens)
-        gone = {name for name in keys if not self.on_device(name)}
-        assert not keys or gone & smallest, "a larger key went first"
 
     @rule(tokens=st.integers(1, 40))
     def evict_host(self, tokens: int) -> None:
         self.harness.cache.evict_host(tokens)
 
-    @rule()
-    def lease_ends(self) -> None:
-        client = "client-0123456789abcdef"
-        self.harness.cache.table.expire(1e18)
-        self.harness.cache.prompts.drop_client(client)
+    @rule(often=st.integers(0, 9))
+    def flush(self, often: int) -> None:
+        if not often and self.loop.flush():
+            assert self.harness.allocator.available_size() == POOL
+            assert len(self.harness.cache.prompts) == 0
 
-    @rule()
-    def flush(self) -> None:
-        self.harness.finish_loads()
-        self.harness.backup()
-        self.harness.cache.reset()
-        self.harness.allocator.clear()
+    @rule(part=st.sampled_from((0.01, 0.1, 0.1, 0.4, 1.2)))
+    def time_passes(self, part: float) -> None:
+        self.loop.now += part * LEASE
+        self.step(1)
 
     @invariant()
     def everything_holds(self) -> None:
-        cache = self.harness.cache
-        cache.sanity_check()
-        cache.check_integrity()
-        held = cache.evictable_size() + cache.protected_size()
-        assert held + self.harness.allocator.available_size() == POOL, "a slot leaked"
+        self.harness.check()
+        self.loop.check()
 
-    def naive_key(self, node: Any) -> Any:
-        """The key from a walk over the subtree instead of the kept handles."""
-        below, found = [node], []
-        while below:
-            step = below.pop()
-            below.extend(step.children.values())
-            found += [(h.client, h.agent) for h in step.kvflow.ends or ()]
-        state = node.kvflow
-        return eviction_key(
-            self.harness.cache.table,
-            found,
-            state.owner,
-            node.last_access_time,
-            use=state.use,
-        )
+    @invariant()
+    def the_table_is_what_was_said(self) -> None:
+        table = self.harness.cache.table
+        assert table.counts() == self.said.counts()
+        for client in CLIENTS:
+            for agent in AGENTS:
+                assert table.steps(client, agent) == self.said.steps(client, agent)
 
-    def on_device(self, node_id: int) -> bool:
-        node = self.harness.cache.tree_core.find_node(node_id)
-        return node is not None and not node.evicted
+    def update(
+        self,
+        client: str,
+        run: str,
+        steps: dict[str, int] | None,
+        late: int = 0,
+        **fields: Any,
+    ) -> StepUpdate:
+        """What is said now; the model hears it, too."""
+        self.seq += 1
+        name = f"{run}{self.ended // 4}"
+        seq = max(self.seq - late, 0)
+        made = StepUpdate(client=client, run=name, seq=seq, steps=steps, **fields)
+        self.said.hear(made, self.loop.now)
+        return made
+
+    def expire(self) -> None:
+        if self.loop.now >= self.next_expiry:
+            self.next_expiry = self.loop.now + LEASE / 10
+            self.said.expire(self.loop.now)
 
 
-def test_invariants_hold_on_random_traces(builder: Callable[..., Any]) -> None:
-    Trace.build = staticmethod(builder)
+def trace(builder: Callable[..., Any], examples: int, steps: int) -> Counter[str]:
+    happened: Counter[str] = Counter()
+    members = {"build": staticmethod(builder), "happened": happened}
+    machine = type("Trace", (Trace,), members)
     run_state_machine_as_test(
-        Trace, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+        ),
     )
+    return happened
+
+
+def test_everything_holds_on_random_traces(builder: Callable[..., Any]) -> None:
+    happened = trace(builder, examples=40, steps=50)
+    assert [name for name in WANTED if not happened[name]] == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_everything_holds_for_100_000_steps(builder: Callable[..., Any]) -> None:
+    trace(builder, examples=1000, steps=100)
