@@ -165,7 +165,8 @@ class Prefetcher:
         cache = self._cache
         wanting = False
         for handle in cache.prompts.handles(choice.client, choice.agent):
-            for piece in self._pieces(cache.missing_on_device(handle.node)):
+            missing = cache.missing_on_device(handle.node)
+            for piece in self._portions(missing, choice, reserve):
                 wanting = True
                 if self._bus_is_taken(choice) or not self._comes_in_time(choice, piece):
                     return True
@@ -175,6 +176,21 @@ class Prefetcher:
         if not wanting:
             self.candidates.found(choice.client, choice.agent)
         return True
+
+    def _portions(
+        self, missing: Nodes, choice: Candidate, reserve: int
+    ) -> Sequence[Nodes]:
+        """The copies that bring a prompt in.
+
+        The call of an agent that executes may come at any moment, and would wait layer
+        by layer: as for a load on demand, in one copy. Of several, one behind another,
+        it would wait for every layer of all but the last.
+        """
+        pieces = list(self._pieces(missing))
+        imminent = choice.steps == 0 and not choice.retained
+        if imminent and len(pieces) > 1 and self._fits(missing, choice, reserve):
+            return [missing]
+        return pieces
 
     def _pieces(self, missing: Nodes) -> Iterator[Nodes]:
         """What brings a prompt in piece by piece, the shallowest first."""
@@ -201,22 +217,27 @@ class Prefetcher:
         cache.counters.prefetch_too_late += not worth
         return worth
 
-    def _fetch(self, piece: Nodes, choice: Candidate, reserve: int) -> bool:
-        """Start the copy of one piece, unless something else must give way for it."""
+    def _fits(self, nodes: Nodes, choice: Candidate, reserve: int) -> bool:
+        """Whether nothing must give way for them but what goes before them."""
         cache = self._cache
-        ceiling = _ceiling(choice)
-        component = cache.full_component
         room = Room(
             free=cache.token_to_kv_pool_allocator.available_size(),
             unlocked=cache.evictable_size(),
             reserve=reserve,
         )
-        if not room.takes(
-            sum(len(node.key) for node in piece),
-            lambda enough: component.displaceable(ceiling, choice.client, enough),
-        ):
+        return room.takes(
+            sum(len(node.key) for node in nodes),
+            lambda enough: cache.full_component.displaceable(
+                _ceiling(choice), choice.client, enough
+            ),
+        )
+
+    def _fetch(self, piece: Nodes, choice: Candidate, reserve: int) -> bool:
+        """Start the copy of one piece, if it fits."""
+        cache = self._cache
+        if not self._fits(piece, choice, reserve):
             return False
-        with component.evict_below(ceiling, choice.client):
+        with cache.full_component.evict_below(_ceiling(choice), choice.client):
             operation = cache.loads.start(piece)
         if operation is None:
             return False

@@ -52,6 +52,10 @@ def describe(
             for client in shown
         },
         "clients_left_out": len(cache.accounts) - len(shown),
+        "speeds": {
+            "bus_tokens_per_s": cache.speeds.bus.value,
+            "prefill_tokens_per_s": cache.speeds.prefill.value,
+        },
         "counters": cache.counters.as_dict(),
         "overhead": cache.overhead.as_dict(),
         "dropped_metadata": dict(cache.dropped.reasons),

@@ -86,7 +86,7 @@ def test_a_split_of_a_loading_node_leaves_both_halves_loading(evicted: Any) -> N
 
 
 def test_joining_waits_for_the_newest_copy_and_ends_loading(evicted: Any) -> None:
-    evicted.update({"b": 0})
+    evicted.update({"b": 1})
     evicted.prefetch()
     loads = evicted.cache.loads
     path = list(evicted.cache.tree_core.walk(evicted.key(B)))
@@ -102,7 +102,7 @@ def test_joining_waits_for_the_newest_copy_and_ends_loading(evicted: Any) -> Non
 
 
 def test_joining_an_older_copy_leaves_the_newer_one_loading(evicted: Any) -> None:
-    evicted.update({"b": 0})
+    evicted.update({"b": 1})
     evicted.prefetch()
     path = list(evicted.cache.tree_core.walk(evicted.key(B)))
     first, second = evicted.cache.loads.on_path(path)

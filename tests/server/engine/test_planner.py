@@ -87,10 +87,10 @@ def test_one_piece_at_a_time_for_who_is_far(make_harness: Make) -> None:
 
 def test_a_run_that_turns_elsewhere_gets_no_further_piece(make_harness: Make) -> None:
     harness = filled(make_harness, {"a": A, "b": B})
-    harness.update({"a": 0})
+    harness.update({"z": 0, "a": 1})
     harness.prefetch()
     harness.finish_loads()
-    harness.update({"b": 0})
+    harness.update({"z": 0, "b": 1})
     settle(harness)
     assert resident(harness)["a"] == 32, "two pieces were on the bus already"
     assert resident(harness)["b"] == 48
@@ -98,11 +98,32 @@ def test_a_run_that_turns_elsewhere_gets_no_further_piece(make_harness: Make) ->
 
 def test_a_run_that_ends_gets_no_further_piece(make_harness: Make) -> None:
     harness = filled(make_harness, {"a": A})
-    harness.update({"a": 0})
+    harness.update({"z": 0, "a": 1})
     harness.prefetch()
     harness.update(final=True)
     settle(harness)
     assert resident(harness)["a"] == 32
+
+
+def test_who_executes_gets_all_of_its_prompt_in_one_copy(make_harness: Make) -> None:
+    harness = filled(make_harness, {"a": A, "b": B})
+    harness.update({"a": 0, "b": 1})
+    harness.prefetch()
+    first, second = harness.cache.loads._operations
+    assert (first.tokens, second.tokens) == (48, 16)
+    harness.finish_loads()
+    harness.check()
+
+
+def test_and_in_pieces_what_there_is_room_for(make_harness: Make) -> None:
+    harness = filled(make_harness, {"a": A}, pool=60)
+    held = harness.allocator.alloc(20)
+    harness.update({"a": 0})
+    settle(harness)
+    assert resident(harness)["a"] == 32
+    harness.allocator.free(held)
+    settle(harness)
+    assert resident(harness)["a"] == 48
 
 
 def test_a_load_on_demand_that_finds_no_place_lets_no_prefetch_pass(
@@ -148,7 +169,7 @@ def test_the_speed_of_the_bus_is_measured_from_copies_that_arrived(
 ) -> None:
     harness = filled(make_harness, {"a": A, "b": B, "c": C}, pool=256)
     clock = harness.cache.clock
-    harness.update({"a": 0, "b": 0, "c": 0})
+    harness.update({"z": 0, "a": 1, "b": 1, "c": 1})
     for _ in range(6):
         harness.prefetch()
         clock.now += 2.0
