@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .agent import agent, step, workflow
@@ -78,19 +79,28 @@ _INTEGRATIONS = {
 """By a framework's package: the module of `kvflow_integrations` that understands it."""
 
 
-def wrap(app: _T, *, client: Client | None = None, name: str | None = None) -> _T:
+def wrap(
+    app: _T,
+    *,
+    client: Client | None = None,
+    name: str | None = None,
+    targets: Mapping[str, Iterable[str]] | None = None,
+) -> _T:
     """`app`, a program of an agent framework, with KVFlow attached to its agents.
 
     A compiled LangGraph graph, an AutoGen team or agent, an endpoint of SGLang's
     front-end language. `name` prefixes its agents, for programs that wrap several.
+    `targets`, for LangGraph only: where nodes lead that do not declare it, as
+    {"node": ["this", "that"]}.
     Raises `UnsupportedError` for an object that no integration understands.
     """
     # By name, so that no framework is imported that the program does not use.
     modules = {kind.__module__.partition(".")[0] for kind in type(app).__mro__}
+    more = {} if targets is None else {"targets": targets}
     for package, module in _INTEGRATIONS.items():
         if package in modules and package in sys.modules:
             integration = importlib.import_module(f"kvflow_integrations.{module}")
-            wrapped: _T = integration.wrap(app, client=client, name=name)
+            wrapped: _T = integration.wrap(app, client=client, name=name, **more)
             return wrapped
     raise UnsupportedError(
         f"kvflow.wrap takes a compiled LangGraph graph (graph.compile()), an AutoGen "

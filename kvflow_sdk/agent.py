@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from . import wire
 from .client import Client, usable_client
-from .context import Call, Extent, Scope, current_scope, opened, surround
+from .context import Block, Call, Extent, Scope, current_scope, opened, surround
 from .run import Run
 from .wire import FixedMark
 
@@ -37,7 +37,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class _Block(Generic[T]):
+class _Block(Block[T]):
     """``with``, ``async with`` or decorator around extents of one kind.
 
     Every entry opens a new extent, so one object may be used again, also nested.
@@ -63,17 +63,6 @@ class _Block(Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         self._open.pop().__exit__(kind, error, traceback)
-
-    async def __aenter__(self) -> T:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         return surround(function, self._extent)
@@ -119,8 +108,9 @@ def agent(
 class workflow(_Block[Run | None]):  # noqa: N801 - used like a function
     """The block is one run of a workflow; agents inside it belong to this run.
 
-    With `graph` the server learns which agents come next, without it only which are
-    executing. None is entered when KVFlow is off.
+    With `graph` the server learns which agents come next. Without, it is learned from
+    what happens: after a few runs KVFlow knows who follows whom, until then only who is
+    executing (`likelihood`). None is entered when KVFlow is off.
     """
 
     def __init__(
@@ -166,6 +156,7 @@ class Execution(Extent):
         self._fixed = fixed
         self._own = _RunExtent(None, client)
         self._run: Run | None = None
+        self._caller: str | None = None
 
     def open(self) -> Scope:
         scope = current_scope()
@@ -174,12 +165,14 @@ class Execution(Extent):
         if scope.run is None:
             return scope
         self._run = scope.run
+        if scope.call is not None and scope.call.run is scope.run:
+            self._caller = scope.call.agent
         with suppress(Exception):
-            self._run.start(self._name)
+            self._run.start(self._name, caller=self._caller)
         return Scope(self._run, Call(self._run, self._name, self._fixed))
 
     def close(self) -> None:
         if self._run is not None:
             with suppress(Exception):
-                self._run.end(self._name)
+                self._run.end(self._name, caller=self._caller)
         self._own.close()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from . import context, wire
 from .config import Config, is_openai, origin_of, server_root
+from .likelihood import Transitions
 from .run import Run
 from .stream import Counters, Stream
 
@@ -63,9 +64,12 @@ class Client:
         self._lock = threading.Lock()
         self._configured: set[str] = set()
         self._answers: dict[str, _Answer] = {}
+        self.transitions = Transitions(config.learned) if config.learn else None
         self._stream = Stream(config, self.counters)
         # A thread must not keep a forgotten client; what waits is still sent.
         weakref.finalize(self, self._stream.stop)
+        if self.transitions is not None:
+            weakref.finalize(self, self.transitions.save)
         self._renew()
         if config.server is not None:
             self.configure(config.server)
@@ -79,7 +83,9 @@ class Client:
     def start_run(self, graph: AgentStepGraph | None = None) -> Run:
         """A new run of a workflow, whose snapshots go to the servers."""
         listener = None if self.config.disable else self._stream.put
-        return Run(graph, client=self.id, listener=listener)
+        return Run(
+            graph, client=self.id, listener=listener, transitions=self.transitions
+        )
 
     def configure(self, base_url: str, *, api_key: str | None = None) -> None:
         """`base_url` is a KVFlow server: the user said so. Raises `ConfigError`.
@@ -127,8 +133,13 @@ class Client:
         return self._stream.flush(timeout)
 
     def close(self) -> None:
-        """Send what can be sent within `Config.flush` seconds, and end the stream."""
+        """Send what can be sent within `Config.flush` seconds, and end the stream.
+
+        What was learned is written to its file, if it has one.
+        """
         self._stream.close(self.config.flush)
+        if self.transitions is not None:
+            self.transitions.save()
 
     def __enter__(self) -> Client:
         return self
@@ -251,6 +262,8 @@ def _after_fork() -> None:
     _counters._lock = threading.Lock()
     for client in list(_BY_ID.values()):
         client._lock = threading.Lock()
+        if client.transitions is not None:
+            client.transitions.after_fork()
         client._renew()
 
 

@@ -18,7 +18,7 @@ from .errors import ConfigError
 __all__ = ["Config", "is_openai", "origin_of", "server_root"]
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off", ""})
+_FALSE = frozenset({"0", "false", "no", "off"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,10 @@ class Config:
     KVFLOW_FLUSH."""
     max_runs: int = 256
     """Runs whose newest snapshot is kept for an unreachable server. KVFLOW_MAX_RUNS."""
+    learn: bool = True
+    """Learn from what happens who follows whom (`likelihood`). KVFLOW_LEARN."""
+    learned: str | None = None
+    """File that what is learned is read from and written to. KVFLOW_LEARNED."""
 
     def __post_init__(self) -> None:
         if self.server is not None:
@@ -82,7 +86,7 @@ class Config:
 
 
 def _read(variable: str, text: str, kind: str) -> object:
-    if kind == "bool":
+    if kind == "bool" and text:
         if text.lower() not in _TRUE | _FALSE:
             raise ConfigError(f"{variable}: 1 or 0, not {text!r}")
         return text.lower() in _TRUE

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from .wire import FixedMark, check_fixed
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 __all__ = [
+    "Block",
     "Call",
     "Extent",
     "Scope",
@@ -37,6 +38,7 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,35 @@ def current() -> Call | None:
     return _SCOPE.get().call
 
 
-class within:  # noqa: N801 - used like a function, as contextlib's own
+class Block(Generic[T]):
+    """What can be entered with ``with`` as well as with ``async with``."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> T:
+        raise NotImplementedError
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> T:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+class within(Block["Call | None"]):  # noqa: N801 - used like a function, as contextlib's own
     """Make `scope` the current one, as ``with``, ``async with`` or decorator."""
 
     __slots__ = ("_scope", "_tokens")
@@ -93,17 +123,6 @@ class within:  # noqa: N801 - used like a function, as contextlib's own
         # someone else closes does: that context never saw our value.
         with suppress(ValueError):
             _SCOPE.reset(self._tokens.pop())
-
-    async def __aenter__(self) -> Call | None:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         scope = self._scope

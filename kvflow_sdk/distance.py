@@ -42,6 +42,20 @@ class Frontier:
     that group only."""
     started: bool = True
     """False at the beginning, while `START` is still a source."""
+    hosting: frozenset[str] = _NOTHING
+    """Executing, but an inner workflow has taken over: reported, and no sources."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Hashable, and equal for equal frontiers."""
+        return (
+            self.executing,
+            self.fired,
+            self.holding,
+            self.hosting,
+            frozenset(self.arrivals.items()),
+            self.started,
+        )
 
 
 def steps_to_execution(graph: AgentStepGraph, frontier: Frontier) -> dict[str, int]:
@@ -50,18 +64,36 @@ def steps_to_execution(graph: AgentStepGraph, frontier: Frontier) -> dict[str, i
     A name of the frontier that is not in the graph counts 0 and triggers nothing.
     """
     running = frontier.executing | frontier.fired
-    found = _Pass(graph.index, frontier).run(running)
-    names = graph.index.names
-    steps = {names[node]: depth for node, depth in enumerate(found) if depth >= 0}
-    for name in running:
-        steps.setdefault(name, 0)
+    index = graph.index
+    found = _Pass(index, frontier).run(running)
+    steps = {
+        name: depth
+        for name, depth in zip(index.names, found, strict=False)
+        if depth >= 0
+    }
+    for name, reported in index.entrances.items():
+        if name in steps and not reported:
+            del steps[name]
+        elif name in steps:
+            steps[name] += 1
+    for name in running | frontier.hosting:
+        if index.entrances.get(name, True):
+            steps[name] = 0
     return steps
 
 
 class _Pass:
     """One computation; ids and group numbers are those of the graph's index."""
 
-    __slots__ = ("arrived", "depths", "index", "missing", "spent", "waiting")
+    __slots__ = (
+        "arrived",
+        "depths",
+        "index",
+        "missing",
+        "sources",
+        "spent",
+        "waiting",
+    )
 
     def __init__(self, index: StepIndex, frontier: Frontier) -> None:
         ids = index.ids
@@ -73,63 +105,88 @@ class _Pass:
             for group, members in frontier.arrivals.items()
         }
         self.waiting: list[int] = []
-        # What has already been taken off the groups it is a member of.
+        # What has been taken off the groups that it is a member of.
         self.spent = bytearray(len(ids))
         for group, members in self.arrived.items():
             self.missing[group] -= len(members)
-        for name in frontier.holding:
-            if name in ids:
-                self.spent[ids[name]] = 1
+        self.sources = [ids[name] for name in frontier.holding if name in ids]
         if not frontier.started:
-            self.spent[ids[START]] = 1
+            self.sources.append(ids[START])
 
     def run(self, running: Iterable[str]) -> list[int]:
         """Depths by id, -1 for unreachable."""
         ids = self.index.ids
-        sources = [node for node, is_source in enumerate(self.spent) if is_source]
-        level = [ids[name] for name in running if name in ids]
-        for node in level:
-            self.depths[node] = 0
-        following = [
-            target
-            for group in self.arrived
-            if self.missing[group] == 0
-            for target in self._reach(group, 1)
-        ]
-        for node in sources:
-            self._leave(node, 1, following)
+        level: list[int] = []
+        for node in [ids[name] for name in running if name in ids]:
+            self._begin(node, level)
+        following: list[int] = []
+        for group in self.arrived:
+            if self.missing[group] == 0:
+                self._reach(self.index.targets[group], 1, following)
+        self._leave(self.sources, 1, following)
         depth = 0
         while level or following or self.waiting:
             if not level and not following:
-                level, self.waiting = self.waiting, []
-                depth = max(0, *self.depths) + 1
-                for node in level:
-                    self.depths[node] = depth
-            for node in level:
-                if not self.spent[node]:
-                    self.spent[node] = 1
-                    self._leave(node, depth + 1, following)
-            level, following = following, []
+                level = self._release()
+                depth = max(0, *self.depths)
             depth += 1
+            self._leave(level, depth, following)
+            level, following = following, []
         return self.depths
 
-    def _leave(self, node: int, depth: int, following: list[int]) -> None:
-        """Take `node` off its groups; those now complete trigger at `depth`."""
-        missing = self.missing
-        for group in self.index.leaves[node]:
-            if group in self.arrived and node in self.arrived[group]:
-                continue
-            missing[group] -= 1
-            if missing[group] == 0:
-                following.extend(self._reach(group, depth))
+    def _begin(self, node: int, level: list[int]) -> None:
+        """`node` runs now; an entrance is where its inner workflow begins, now."""
+        if self.index.names[node] not in self.index.entrances:
+            self.depths[node] = 0
+            level.append(node)
+        elif self.depths[node] < 0:
+            self.depths[node] = 0
+            self._leave((node,), 0, level)
 
-    def _reach(self, group: int, depth: int) -> tuple[int, ...]:
-        target = self.index.targets[group]
+    def _release(self) -> list[int]:
+        """The deferred nodes run now, after everything that was found before."""
+        depth = max(0, *self.depths) + 1
+        waiting, self.waiting = self.waiting, []
+        level: list[int] = []
+        for node in waiting:
+            if self.index.names[node] in self.index.entrances:
+                self.depths[node] = depth - 1
+                self._leave((node,), depth, level)
+            else:
+                self.depths[node] = depth
+                level.append(node)
+        return level
+
+    def _leave(self, nodes: Iterable[int], depth: int, following: list[int]) -> None:
+        """Take `nodes` off their groups; those now complete trigger at `depth`."""
+        index, missing, depths = self.index, self.missing, self.depths
+        leaves, targets, special = index.leaves, index.targets, index.special
+        arrived, spent = self.arrived, self.spent
+        for node in nodes:
+            if spent[node]:
+                continue
+            spent[node] = 1
+            for group in leaves[node]:
+                if arrived and node in arrived.get(group, ()):
+                    continue
+                missing[group] -= 1
+                if not missing[group]:
+                    target = targets[group]
+                    if special[target]:
+                        self._reach(target, depth, following)
+                    elif depths[target] < 0:
+                        depths[target] = depth
+                        following.append(target)
+
+    def _reach(self, target: int, depth: int, following: list[int]) -> None:
         if self.depths[target] >= 0:
-            return ()
+            return
         if self.index.deferred[target]:
             if target not in self.waiting:
                 self.waiting.append(target)
-            return ()
-        self.depths[target] = depth
-        return (target,)
+        elif self.index.special[target]:
+            self.depths[target] = depth - 1
+            self._leave((target,), depth, following)
+        else:
+            self.depths[target] = depth
+            following.append(target)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from .errors import GraphError
 from .wire import MAX_NAME_CHARS
@@ -46,6 +46,10 @@ class Node:
     """False for a plain node, which calls no model."""
     deferred: bool = False
     """It waits until nothing else runs (LangGraph's ``defer=True``)."""
+    entrance: bool = False
+    """The beginning of an inner workflow that is opened in place: it takes no step,
+    what it triggers runs in its stead. One that is an agent, too, counts as much as
+    the nodes that it triggers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,12 @@ class StepIndex:
     sizes: tuple[int, ...]
     """By group: how many sources it waits for."""
     deferred: tuple[bool, ...]
+    special: tuple[bool, ...]
+    """Whether it is deferred or an entrance."""
+    entrances: Mapping[str, bool]
+    """The entrances, and whether each is reported."""
+    conditional: bool
+    """Whether there is any conditional group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,8 @@ class AgentStepGraph:
     index: StepIndex = field(init=False, repr=False, compare=False)
     _into: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     _from: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    memo: dict[Any, Any] = field(init=False, repr=False, compare=False)
+    """For what is computed again and again from the same frontier (`run`)."""
 
     def __post_init__(self) -> None:
         _check_nodes(self.nodes)
@@ -97,6 +109,7 @@ class AgentStepGraph:
         for number, group in enumerate(self.groups):
             into[group.target].append(number)
         names = (*index.names, START)
+        object.__setattr__(self, "memo", {})
         # The dataclass is frozen, and these three follow from the two fields.
         object.__setattr__(self, "index", index)
         object.__setattr__(self, "_into", {k: tuple(v) for k, v in into.items()})
@@ -138,9 +151,14 @@ class GraphBuilder:
         self._groups: dict[tuple[str, frozenset[str]], Group] = {}
 
     def add_node(
-        self, name: str, *, agent: bool = True, deferred: bool = False
+        self,
+        name: str,
+        *,
+        agent: bool = True,
+        deferred: bool = False,
+        entrance: bool = False,
     ) -> GraphBuilder:
-        self._nodes.append(Node(name, agent=agent, deferred=deferred))
+        self._nodes.append(Node(name, agent, deferred, entrance))
         return self
 
     def add_edge(
@@ -165,6 +183,11 @@ class GraphBuilder:
         for name in names:
             self.add_edge(START, name, conditional=conditional)
         return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes so far."""
+        return tuple(node.name for node in self._nodes)
 
     def build(self) -> AgentStepGraph:
         """The graph. Raises `GraphError` naming the node that does not fit."""
@@ -241,4 +264,7 @@ def _index(nodes: tuple[Node, ...], groups: tuple[Group, ...]) -> StepIndex:
         targets=tuple(ids[group.target] for group in groups),
         sizes=tuple(len(group.sources) for group in groups),
         deferred=tuple(node.deferred for node in nodes),
+        special=tuple(node.deferred or node.entrance for node in nodes),
+        entrances={node.name: node.agent for node in nodes if node.entrance},
+        conditional=any(group.conditional for group in groups),
     )

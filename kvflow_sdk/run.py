@@ -7,6 +7,9 @@ no I/O: whoever wants the snapshots passes a listener.
 Frameworks that run in supersteps (LangGraph, AutoGen's GraphFlow) announce each with
 `superstep`. Without such announcements the run infers from the graph what a start
 used up. Without a graph the steps are just the executing agents, at 0.
+
+Workflows come back to the same frontiers again and again, also in other runs, so what
+was computed for one is kept with the graph (at most `MAX_KNOWN` of them).
 """
 
 from __future__ import annotations
@@ -19,11 +22,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from .distance import Frontier, steps_to_execution
 from .graph import SEPARATOR, START, AgentStepGraph
-from .wire import FixedMark, StepUpdate
+from .likelihood import Observer, Transitions, likelihoods
+from .wire import FixedMark, Snapshot, StepUpdate
 
 __all__ = ["Listener", "Run"]
 
 Listener = Callable[[StepUpdate], None]
+
+MAX_KNOWN = 512
+"""Frontiers of one graph whose steps are kept."""
+_NO_STEPS: Snapshot[int] = Snapshot()
 
 _logger = logging.getLogger(__name__)
 _logger.addHandler(logging.NullHandler())
@@ -38,6 +46,9 @@ class Run:
     which is newer. What it raises is logged, never passed on.
 
     Names outside the graph are accepted everywhere; they count 0 while they execute.
+
+    With `transitions` the run adds to them what happens, and goes by what they hold:
+    see `likelihood`.
     """
 
     def __init__(
@@ -47,14 +58,19 @@ class Run:
         client: str,
         run_id: str | None = None,
         listener: Listener | None = None,
+        transitions: Transitions | None = None,
     ) -> None:
+        if transitions is not None:
+            graph = transitions.graph() if graph is None else transitions.refine(graph)
         self.graph = graph
         self.client = client
         self.id = run_id or secrets.token_hex(16)
         self._listeners = () if listener is None else (listener,)
         self._lock = threading.Lock()
-        self._frontier = _Frontier(graph)
-        self._steps: dict[str, int] = {}
+        self._frontier = _Frontier(graph, Observer(transitions, graph))
+        self._transitions = transitions
+        self._steps = _NO_STEPS
+        self._likelihood: Snapshot[float] | None = None
         self._seq = 0
         self._final = False
         self._deliver(self._changed())
@@ -72,13 +88,13 @@ class Run:
         """`nodes` have been triggered and will start; one entry per execution."""
         self._tell(lambda frontier: frontier.fire(nodes))
 
-    def start(self, node: str) -> None:
-        """One execution of `node` begins."""
-        self._tell(lambda frontier: frontier.start(node))
+    def start(self, node: str, *, caller: str | None = None) -> None:
+        """One execution of `node` begins, inside of one of `caller` if given."""
+        self._tell(lambda frontier: frontier.start(node, caller))
 
-    def end(self, node: str) -> None:
+    def end(self, node: str, *, caller: str | None = None) -> None:
         """One execution of `node` is over; its successors are next."""
-        self._tell(lambda frontier: frontier.end(node))
+        self._tell(lambda frontier: frontier.end(node, caller))
 
     def suspend(self, node: str) -> None:
         """One execution of `node` broke off and will be repeated: a retry, or an
@@ -101,9 +117,17 @@ class Run:
         """
         self._tell(lambda frontier: frontier.superstep(nodes, subtree, arrivals or {}))
 
-    def resume(self, *nodes: str) -> None:
-        """Go on in the superstep that was interrupted; `nodes` still have to run."""
-        self._tell(lambda frontier: frontier.resume(nodes))
+    def resume(
+        self,
+        *nodes: str,
+        subtree: str | None = None,
+        arrivals: Mapping[int, Iterable[str]] | None = None,
+    ) -> None:
+        """Go on in the superstep that was interrupted; `nodes` still have to run.
+
+        `subtree` and `arrivals` as for `superstep`.
+        """
+        self._tell(lambda frontier: frontier.resume(nodes, subtree, arrivals or {}))
 
     def pause(self) -> None:
         """Nothing executes until `resume`; what did will be repeated."""
@@ -115,7 +139,8 @@ class Run:
             if self._final:
                 return
             self._final = True
-            self._steps = {}
+            self._frontier.finish()
+            self._steps, self._likelihood = _NO_STEPS, None
             self._seq += 1
             update = self._snapshot()
         self._deliver(update)
@@ -136,12 +161,36 @@ class Run:
         self._deliver(update)
 
     def _changed(self) -> StepUpdate | None:
-        steps = self._frontier.steps()
-        if steps == self._steps:
+        frontier = self._frontier.frozen()
+        steps, likelihood = self._known(frontier)
+        if steps is self._steps or steps == self._steps:
             return None
-        self._steps = steps
+        self._steps, self._likelihood = steps, likelihood
         self._seq += 1
         return self._snapshot()
+
+    def _known(
+        self, frontier: Frontier
+    ) -> tuple[Snapshot[int], Snapshot[float] | None]:
+        graph, transitions = self.graph, self._transitions
+        if graph is None:
+            running = frontier.executing | frontier.fired | frontier.hosting
+            return Snapshot(dict.fromkeys(running, 0)), None
+        uncertain = transitions is not None and graph.index.conditional
+        epoch = transitions.epoch if uncertain and transitions is not None else -1
+        found = graph.memo.get(frontier.key)
+        if found is not None and found[2] in (epoch, -1):
+            return found[0], found[1]
+        steps = found[0] if found else Snapshot(steps_to_execution(graph, frontier))
+        likelihood = None
+        if uncertain and transitions is not None:
+            known = likelihoods(graph, frontier, transitions)
+            reported = {name: known[name] for name in steps if name in known}
+            likelihood = Snapshot(reported) if reported else None
+        while len(graph.memo) >= MAX_KNOWN:
+            graph.memo.pop(next(iter(graph.memo), None), None)
+        graph.memo[frontier.key] = (steps, likelihood, epoch)
+        return steps, likelihood
 
     def _snapshot(
         self, agent: str | None = None, fixed: FixedMark | None = None
@@ -153,6 +202,7 @@ class Run:
             agent=agent,
             # Replaced and never changed in place, so it can be handed out.
             steps=self._steps,
+            likelihood=self._likelihood,
             fixed=fixed,
             final=self._final,
         )
@@ -170,8 +220,10 @@ class Run:
 class _Frontier:
     """What a run has to remember between two events; not thread-safe."""
 
-    def __init__(self, graph: AgentStepGraph | None) -> None:
+    def __init__(self, graph: AgentStepGraph | None, observer: Observer) -> None:
         self._graph = graph
+        self._observer = observer
+        self._hosting: Counter[str] = Counter()
         self._executing: Counter[str] = Counter()
         self._fired: Counter[str] = Counter()
         self._holding: set[str] = set()
@@ -179,18 +231,15 @@ class _Frontier:
         self._started = False
         self._announced = False
 
-    def steps(self) -> dict[str, int]:
-        running = frozenset(self._executing) | frozenset(self._fired)
-        if self._graph is None:
-            return dict.fromkeys(running, 0)
-        frontier = Frontier(
+    def frozen(self) -> Frontier:
+        return Frontier(
             executing=frozenset(self._executing),
             fired=frozenset(self._fired),
             holding=frozenset(self._holding),
             arrivals={k: frozenset(v) for k, v in self._arrivals.items()},
             started=self._started,
+            hosting=frozenset(self._hosting),
         )
-        return steps_to_execution(self._graph, frontier)
 
     def fire(self, nodes: tuple[str, ...]) -> None:
         self._started = self._started or bool(nodes)
@@ -198,7 +247,10 @@ class _Frontier:
         for node in nodes:
             self._use_up(node)
 
-    def start(self, node: str) -> None:
+    def start(self, node: str, caller: str | None) -> None:
+        self._observer.start(node, caller)
+        if node in self._hosting:
+            _take(self._hosting, node)
         if node in self._fired:
             _take(self._fired, node)
         elif not self._announced:
@@ -206,14 +258,25 @@ class _Frontier:
         self._started = True
         self._executing[node] += 1
 
-    def end(self, node: str) -> None:
+    def end(self, node: str, caller: str | None) -> None:
+        self._observer.end(node, caller)
+        if node in self._hosting:
+            # What followed it has followed the end of its inner workflow.
+            _take(self._hosting, node)
+            return
         if node not in self._executing:
             return
         _take(self._executing, node)
-        if node not in self._executing and self._graph is not None:
+        if (
+            node not in self._executing
+            and self._graph is not None
+            and node in self._graph
+            and not self._opened(node)
+        ):
             self._holding.add(node)
 
     def suspend(self, node: str) -> None:
+        # One whose inner workflow has taken over waits inside of that.
         if node in self._executing:
             _take(self._executing, node)
             self._fired[node] += 1
@@ -225,22 +288,50 @@ class _Frontier:
         arrivals: Mapping[int, Iterable[str]],
     ) -> None:
         self._announced = True
+        self._take_over(subtree, nodes)
+        ended = [name for name in self._holding if _within(name, subtree)]
+        self._observer.superstep(ended, nodes)
+        for node in ended:
+            self._arrive(node, subtree)
+            self._holding.remove(node)
+        self._set_arrivals(arrivals)
+        self.fire(nodes)
+
+    def resume(
+        self,
+        nodes: tuple[str, ...],
+        subtree: str | None,
+        arrivals: Mapping[int, Iterable[str]],
+    ) -> None:
+        self._announced = True
+        self._started = True
+        self._take_over(subtree, nodes)
+        self._set_arrivals(arrivals)
+        self._fired.update(nodes)
+
+    def finish(self) -> None:
+        if not self._executing and not self._fired:
+            self._observer.finish(self._holding)
+
+    def _take_over(self, subtree: str | None, nodes: tuple[str, ...]) -> None:
+        """What runs below `subtree` is replaced by what will be said of it now."""
+        if subtree is not None and subtree not in nodes and self._opened(subtree):
+            if count := self._executing.pop(subtree, 0):
+                self._hosting[subtree] += count
+        elif subtree is None:
+            self._hosting.clear()
         for counter in (self._executing, self._fired):
             for node in [name for name in counter if _within(name, subtree)]:
                 del counter[node]
-        for node in [name for name in self._holding if _within(name, subtree)]:
-            self._arrive(node)
-            self._holding.remove(node)
+
+    def _set_arrivals(self, arrivals: Mapping[int, Iterable[str]]) -> None:
         for group, members in arrivals.items():
             self._arrivals[group] = set(members)
             if not self._arrivals[group]:
                 del self._arrivals[group]
-        self.fire(nodes)
 
-    def resume(self, nodes: tuple[str, ...]) -> None:
-        self._announced = True
-        self._executing.clear()
-        self._fired = Counter(nodes)
+    def _opened(self, node: str) -> bool:
+        return self._graph is not None and node in self._graph.index.entrances
 
     def pause(self) -> None:
         self._fired.update(self._executing)
@@ -254,7 +345,7 @@ class _Frontier:
         into = {name for g in graph.triggers(node) for name in graph.groups[g].sources}
         causes = self._holding & into
         for cause in causes:
-            self._arrive(cause)
+            self._arrive(cause, None)
         if not self._started and START in into:
             causes.add(START)
         self._fired.update(self._certain(causes) - {node})
@@ -279,12 +370,17 @@ class _Frontier:
             and (graph.index.sizes[g] == 1 or self._complete(g))
         }
 
-    def _arrive(self, node: str) -> None:
-        """Barriers remember `node`; so do deferred targets, which run much later."""
+    def _arrive(self, node: str, subtree: str | None) -> None:
+        """Barriers remember `node`; so do deferred targets, which run much later.
+
+        Within an inner workflow only its own: it has not ended by that.
+        """
         if self._graph is None:
             return
         index = self._graph.index
         for group in self._graph.feeds(node):
+            if not _within(self._graph.groups[group].target, subtree):
+                continue
             if index.sizes[group] > 1 or index.deferred[index.targets[group]]:
                 self._arrivals.setdefault(group, set()).add(node)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
 
 from kvflow_sdk.client import Client
 from kvflow_sdk.config import Config
@@ -92,8 +91,8 @@ class WatchedClient(Client):
         self.reports: dict[str, list[StepUpdate]] = {}
         """By run."""
 
-    def start_run(self, graph: AgentStepGraph | None = None, **settings: Any) -> Run:
-        run = super().start_run(graph, **settings)
+    def start_run(self, graph: AgentStepGraph | None = None) -> Run:
+        run = super().start_run(graph)
         self.runs.append(run)
         self.reports[run.id] = [run.snapshot()]
         run.listen(self._heard)

@@ -17,23 +17,30 @@ from kvflow_sdk.errors import UnsupportedError
 from kvflow_sdk.graph import AgentStepGraph
 
 from .attachment import Attachment, TrackedGraph, attach, release
-from .topology import read_topology
+from .topology import Targets, read_topology
 
 __all__ = ["KVFlowWarning", "step_graph", "unwrap", "wrap"]
 
 _App = TypeVar("_App")
 
 
-def wrap(app: _App, *, client: Client | None = None, name: str | None = None) -> _App:
+def wrap(
+    app: _App,
+    *,
+    client: Client | None = None,
+    name: str | None = None,
+    targets: Targets | None = None,
+) -> _App:
     """A tracked copy of the compiled graph `app`, which itself stays as it is.
 
     `name` prefixes its agents ("name|node"); without it, the name that the graph was
-    compiled with, if any. Raises `UnsupportedError`; warns with `KVFlowWarning`, once
+    compiled with, if any. `targets` says where routers and Commands lead that do not
+    declare it: {"node": ["this", "that"]}, a node in a subgraph by its path. Raises `UnsupportedError`; warns with `KVFlowWarning`, once
     each, of what in the graph is not fully understood.
     """
     if isinstance(app, TrackedGraph):
         return app
-    attachment = Attachment(_compiled(app), client, name)
+    attachment = Attachment(_compiled(app), client, name, targets)
     for finding in attachment.topology.findings:
         attachment.notices.warn(finding, stacklevel=3)
     tracked: Any = attach(attachment)

@@ -1,7 +1,7 @@
 """A compiled graph and its tracked copy.
 
-The user's graph is never changed: the copy shares everything with it except its class
-(a subclass with two methods overridden) and its nodes' runnables.
+The user's graph is never changed: the copy shares everything with it except its nodes,
+which are copies, and its class, a subclass with two methods overridden.
 """
 
 from __future__ import annotations
@@ -14,31 +14,23 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from langgraph.constants import START
 from langgraph.pregel import Pregel
-from langgraph.pregel._loop import PregelLoop
 from langgraph.types import Command
 
 from kvflow_integrations import calls
-from kvflow_integrations.adapter import Notices, Patches, SharedPatches
+from kvflow_integrations.adapter import Notices
 from kvflow_sdk.client import Client, usable_client
 from kvflow_sdk.context import surround
 from kvflow_sdk.run import Run
 
-from .topology import Topology, read_topology
-from .tracking import TrackedNode, Tracker, hook_tick
+from . import hooks
+from .topology import Targets, Topology, read_topology
+from .tracking import Tracker
 
 __all__ = ["Attachment", "TrackedGraph", "attach", "release"]
 
 MAX_PAUSED = 256
 """Interrupted runs of one graph that wait for an answer; the oldest is given up."""
-
-
-def _install(patches: Patches) -> None:
-    patches.set(PregelLoop, "tick", hook_tick(PregelLoop.tick))
-
-
-_patches = SharedPatches(_install)
 
 
 class Attachment:
@@ -49,24 +41,27 @@ class Attachment:
         original: Pregel[Any, Any, Any, Any],
         client: Client | None,
         name: str | None,
+        targets: Targets | None = None,
     ) -> None:
         self.original = original
-        self.topology: Topology = read_topology(original, name)
+        self.topology: Topology = read_topology(original, name, targets)
         self.notices = Notices()
         self._client = client
         self._lock = threading.Lock()
         self._paused: dict[str, tuple[Run, bool]] = {}
         self.released = False
 
-    def start_run(self, thread: str | None, goes_on: bool) -> tuple[Run | None, bool]:
+    def start_run(
+        self, thread: str | None, goes_on: bool
+    ) -> tuple[Run | None, bool | None]:
         """The run of a new invocation, and whether it goes on inside a superstep.
 
-        An invocation that answers an interrupt of `thread` goes on with its run. None
-        when KVFlow is off.
+        An invocation that answers an interrupt of `thread` goes on with its run; the
+        second is None for a run that begins. No run when KVFlow is off.
         """
         client = usable_client(self._client)
         if client is None or self.released:
-            return None, False
+            return None, None
         with self._lock:
             paused = self._paused.pop(thread, None) if thread is not None else None
         if paused is not None:
@@ -74,10 +69,10 @@ class Attachment:
                 return paused
             paused[0].finish()
         try:
-            return client.start_run(self.topology.graph), False
+            return client.start_run(self.topology.graph), None
         except Exception as error:
             self.count("start of a run", error)
-            return None, False
+            return None, None
 
     def park(self, thread: str | None, run: Run, inside: bool) -> None:
         """`run` waits for an answer, `inside` a superstep or between two."""
@@ -171,11 +166,10 @@ def attach(attachment: Attachment) -> Any:
     kind = _tracked_class(type(original))
     tracked = object.__new__(kind)
     tracked.__dict__.update(vars(original))
-    tracked.nodes = {
-        name: _track(name, node, attachment) for name, node in original.nodes.items()
-    }
+    # LangGraph caches in them what it needs to run; the originals stay without.
+    tracked.nodes = {name: copy.copy(node) for name, node in original.nodes.items()}
     tracked._kvflow = attachment
-    _patches.acquire()
+    hooks.patches.acquire()
     calls.patches.acquire()
     return tracked
 
@@ -184,12 +178,4 @@ def release(attachment: Attachment) -> None:
     """The tracked copy runs untracked from now on; the last one takes the patches."""
     if attachment.release():
         calls.patches.release()
-        _patches.release()
-
-
-def _track(name: str, node: Any, attachment: Attachment) -> Any:
-    tracked = copy.copy(node)
-    if name != START and tracked.node is not None:
-        # Overrides the cached property, and with it nothing else of the node.
-        tracked.__dict__["node"] = TrackedNode(tracked.node, name, attachment)
-    return tracked
+        hooks.patches.release()

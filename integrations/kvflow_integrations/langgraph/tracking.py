@@ -1,37 +1,174 @@
 """Where a LangGraph run stands, told to a `kvflow_sdk.run.Run`.
 
-Two seams, both on a copy of the graph or inert without one:
+All of it happens to the tasks of one execution, never to the user's objects:
 
-* every node's runnable is put into `TrackedNode`, which says that the node starts and
-  ends and makes it the current agent;
-* ``PregelLoop.tick`` prepares the tasks of a superstep; the hook tells the run which.
-  Nothing public says so before the first of them starts.
+* ``PregelLoop.tick`` prepares the tasks of a superstep. The hook tells the run which,
+  and puts each task's runnable into a `TrackedNode`, which says that the node starts
+  and ends and makes it the current agent. Nothing public says so beforehand.
+* The same is done for the tasks of error handlers and of the functional API, which are
+  made in mid-superstep.
+
+The loops of subgraphs are reached because a `Place` travels in a context variable.
+Without a tracked run in the context every hook is inert.
 """
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.constants import START
-from langgraph.errors import GraphInterrupt, ParentCommand
 
-from kvflow_sdk.context import Call, Extent, Scope, current_scope, within
+from kvflow_sdk.context import Extent, Scope, current_scope
 from kvflow_sdk.run import Run
+
+from .nodes import TrackedNode, TrackedStart
+from .topology import Level, arrivals
 
 if TYPE_CHECKING:
     from .attachment import Attachment
 
-__all__ = ["TrackedNode", "Tracker", "hook_tick"]
+__all__ = ["PLACE", "Place", "Tracker", "place_here", "place_of"]
 
-_PUSH = "__pregel_push"
-"""First element of the path of a task that a Send made."""
+_GOING_ON = frozenset({"input", "pending"})
+"""The status of a loop that has more supersteps to come."""
 
 _live: weakref.WeakKeyDictionary[Run, Tracker] = weakref.WeakKeyDictionary()
+
+
+class Place:
+    """One graph in execution: the outermost of a run, or one opened inside a node."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        level: Level | None,
+        *,
+        parent: Place | None = None,
+        crowded: bool = False,
+    ) -> None:
+        self.tracker = tracker
+        self.parent = parent
+        self.level = level
+        """None inside a node that is not opened: its graphs are nobody's business."""
+        self.loop: Any = None
+        self._crowded = crowded
+        """Several of the same node at once (Send): one must not end another's step."""
+        self._previous: list[str] = []
+        self._first = True
+
+    def prepared(self, loop: Any) -> None:
+        """`loop` has made the tasks of its next superstep."""
+        if self.level is None or self.tracker.run is None or not self._mine(loop):
+            return
+        tasks = list(loop.tasks.values())
+        if not tasks:
+            return
+        if any(task.name == START for task in tasks):
+            for task in tasks:
+                self._put(loop, task, TrackedStart(task.proc, self))
+            return
+        if not self.tracker.attachment.topology.functional:
+            self._announce(loop, tasks)
+        widths = Counter(task.name for task in tasks)
+        for task in tasks:
+            self._put(loop, task, self._tracked(task, widths[task.name] > 1))
+
+    def pushed(self, loop: Any, task: Any) -> Any:
+        """`task` of the functional API was made; what is to run in its stead."""
+        functional = self.tracker.attachment.topology.functional
+        if self.level is None or not functional or not self._mine(loop):
+            return task
+        return self._put(loop, task, self._tracked(task, False))
+
+    def handling(self, loop: Any, failed: Any, handler: Any) -> Any:
+        """`handler` runs because the node of `failed` did not come to its end."""
+        run = self.tracker.run
+        if self.level is None or run is None or not self._mine(loop):
+            return handler
+        agent = self.level.agent(failed.name)
+        # It is not tried again; what it triggers may still follow.
+        run.start(agent)
+        run.end(agent)
+        run.fire(self.level.agent(handler.name))
+        return self._put(loop, handler, self._tracked(handler, False))
+
+    def begin(self) -> None:
+        """The node begins, perhaps once more."""
+        self.loop, self._first, self._previous = None, True, []
+
+    def _mine(self, loop: Any) -> bool:
+        if self.loop is not loop and getattr(self.loop, "status", "") not in _GOING_ON:
+            self.begin()
+            names = self.level.nodes if self.level is not None else frozenset()
+            # A node may call other graphs than the one that was found in it.
+            if names <= set(loop.nodes):
+                self.loop = loop
+        return self.loop is loop
+
+    def _tracked(self, task: Any, crowded: bool) -> TrackedNode:
+        assert self.level is not None
+        inner = self.level.inner.get(task.name)
+        crowded = crowded or self._crowded
+        place = Place(self.tracker, inner, parent=self, crowded=crowded)
+        return TrackedNode(task.proc, self.level.agent(task.name), place)
+
+    def _put(self, loop: Any, task: Any, proc: Any) -> Any:
+        loop.tasks[task.id] = replace(task, proc=proc)
+        return loop.tasks[task.id]
+
+    def _announce(self, loop: Any, tasks: list[Any]) -> None:
+        run, level = self.tracker.run, self.level
+        assert run is not None
+        assert level is not None
+        # Those with writes are done: an interrupted superstep goes on without them.
+        waiting = [level.agent(task.name) for task in tasks if not task.writes]
+        first, self._first = self._first, False
+        if self._crowded and level.host is not None:
+            if not first:
+                run.fire(*waiting)
+            return
+        graph = self.tracker.attachment.topology.graph
+        known = {}
+        if first and graph is not None:
+            known = dict(arrivals(graph, level, loop.channels))
+        if first and self.tracker.resumes(level):
+            done = [level.agent(task.name) for task in tasks if task.writes]
+            if self.tracker.fresh:
+                for agent in done:
+                    run.start(agent)
+                    run.end(agent)
+            run.resume(*waiting, subtree=level.host, arrivals=known)
+        else:
+            run.superstep(*waiting, subtree=level.host, arrivals=known)
+            self._compare(tasks)
+        self._previous = [level.agent(task.name) for task in tasks]
+
+    def _compare(self, tasks: list[Any]) -> None:
+        """Say what the static graph did not foresee."""
+        attachment, level = self.tracker.attachment, self.level
+        if level is None or not self._previous:
+            return
+        open_ended = {level.agent(node) for node in level.open_ended}
+        for task in tasks:
+            agent = level.agent(task.name)
+            if (
+                open_ended.isdisjoint(self._previous)
+                and task.name not in level.deferred
+                and not attachment.topology.leads_to(self._previous, agent)
+            ):
+                attachment.notices.warn_in_run(
+                    f"Command or Send to node {agent!r} from one of {self._previous}: "
+                    "no declared edge leads there, so it is not seen coming until a "
+                    "few runs have shown it. Annotate the node with "
+                    "Command[Literal[...]], or give kvflow.wrap targets="
+                )
+
+
+PLACE: ContextVar[Place | None] = ContextVar("kvflow_langgraph_place", default=None)
 
 
 class Tracker(Extent):
@@ -40,23 +177,30 @@ class Tracker(Extent):
     def __init__(self, attachment: Attachment, thread: str | None, goes_on: bool):
         self.attachment = attachment
         self.run: Run | None = None
+        self.fresh = True
+        """Not the run that was interrupted, in this process, before."""
+        self.place = Place(self, attachment.topology.level)
         self._thread = thread
         self._goes_on = goes_on
-        self._loop: Any = None
-        self._previous: list[str] = []
         self._interrupted = False
         self._completed = False
-        self._resuming = False
+        self._inside = False
 
     def open(self) -> Scope:
         outer = current_scope()
-        self.run, self._resuming = self.attachment.start_run(
-            self._thread, self._goes_on
-        )
+        self.run, known = self.attachment.start_run(self._thread, self._goes_on)
         if self.run is None:
             return outer
+        self.fresh = known is None
+        self._inside = bool(known)
         _live[self.run] = self
         return Scope(self.run, outer.call)
+
+    def resumes(self, level: Level) -> bool:
+        """Whether the first superstep of `level` is one that had begun before."""
+        if level.host is None:
+            return self._inside if not self.fresh else self._goes_on
+        return self._goes_on
 
     def complete(self) -> None:
         """The graph came to an end without an exception; it may wait for an answer."""
@@ -65,168 +209,33 @@ class Tracker(Extent):
     def close(self) -> None:
         if self.run is None:
             return
-        status = getattr(self._loop, "status", "")
-        self._loop = None
+        status = getattr(self.place.loop, "status", "")
+        self.place.loop = None
         if self._completed and (self._interrupted or status.startswith("interrupt")):
             self.run.pause()
             self.attachment.park(self._thread, self.run, self._interrupted)
         else:
             self.run.finish()
 
-    def prepared(self, loop: Any) -> None:
-        """`loop` has made the tasks of its next superstep."""
-        if self._loop is None:
-            self._loop = loop
-        if self.run is None or self._loop is not loop:
-            # The loop of a graph inside one of our nodes.
-            return
-        tasks = list(loop.tasks.values())
-        if not tasks or any(task.name == START for task in tasks):
-            return
-        # Those with writes are done: an interrupted superstep goes on without them.
-        names = [task.name for task in tasks if not task.writes]
-        agents = map(self.attachment.topology.agent, names)
-        if self._resuming:
-            self.run.resume(*agents)
-            self._resuming = False
-        else:
-            self.run.superstep(*agents)
-        self._compare(tasks)
-        self._previous = [task.name for task in tasks]
-
-    def _compare(self, tasks: list[Any]) -> None:
-        """Say what the static graph did not foresee."""
-        topology, notices = self.attachment.topology, self.attachment.notices
-        for task in tasks:
-            if task.path and task.path[0] == _PUSH:
-                notices.warn_in_run(
-                    f"Send to node {task.name!r}: how often it runs is not known "
-                    "beforehand; it is counted while it runs"
-                )
-            elif (
-                self._previous
-                and topology.open_ended.isdisjoint(self._previous)
-                and not topology.leads_to(self._previous, task.name)
-                and not self._waited(task.name)
-            ):
-                notices.warn_in_run(
-                    f"Command to node {task.name!r} from one of {self._previous}: no "
-                    "declared edge leads there, so it was not seen coming. Annotate "
-                    "the node with Command[Literal[...]], or give add_node "
-                    "destinations="
-                )
-
-    def _waited(self, node: str) -> bool:
-        """A deferred node runs long after what triggered it."""
-        graph = self.attachment.topology.graph
-        agent = self.attachment.topology.agent(node)
-        return graph is not None and any(
-            known.deferred for known in graph.nodes if known.name == agent
-        )
-
-    def node_failed(self, kind: type[BaseException]) -> None:
-        if issubclass(kind, GraphInterrupt):
-            self._interrupted = True
+    def interrupted(self) -> None:
+        """A node waits for an answer."""
+        self._interrupted = True
 
 
-class TrackedNode(Runnable[Any, Any]):
-    """A node with its writers, unchanged but for who is calling inside."""
-
-    def __init__(
-        self, inner: Runnable[Any, Any], node: str, attachment: Attachment
-    ) -> None:
-        self._inner = inner
-        self._execution = functools.partial(_Execution, node, attachment)
-
-    def invoke(
-        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Any:
-        with self._execution():
-            return self._inner.invoke(input, config, **kwargs)
-
-    async def ainvoke(
-        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Any:
-        with self._execution():
-            return await self._inner.ainvoke(input, config, **kwargs)
-
-    async def astream(
-        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        # LangGraph exhausts it inside the node's own task.
-        with self._execution():
-            async for chunk in self._inner.astream(input, config, **kwargs):
-                yield chunk
-
-
-class _Execution:
-    """One execution of a node; does nothing when its graph is not tracked here."""
-
-    def __init__(self, node: str, attachment: Attachment) -> None:
-        self._agent = attachment.topology.agent(node)
-        self._attachment = attachment
-        self._tracker: Tracker | None = None
-        self._within: within | None = None
-
-    def __enter__(self) -> None:
-        try:
-            run = current_scope().run
-            tracker = None if run is None else _live.get(run)
-            if run is None or tracker is None:
-                return
-            if tracker.attachment is not self._attachment:
-                return
-            self._tracker = tracker
-            run.start(self._agent)
-            self._within = within(Scope(run, Call(run, self._agent)))
-            self._within.__enter__()
-        except Exception as error:
-            self._attachment.count("start of a node", error)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if self._within is not None:
-                self._within.__exit__(kind, error, traceback)
-            if self._tracker is None or self._tracker.run is None:
-                return
-            if kind is None or issubclass(kind, ParentCommand):
-                self._tracker.run.end(self._agent)
-            else:
-                # A retry, or the answer to an interrupt, runs it again.
-                self._tracker.node_failed(kind)
-                self._tracker.run.suspend(self._agent)
-        except Exception as failure:
-            self._attachment.count("end of a node", failure)
-
-
-def hook_tick(tick: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """``PregelLoop.tick`` that also tells the tracker; inert without one."""
-
-    @functools.wraps(tick)
-    def hooked(loop: Any) -> bool:
-        try:
-            more = tick(loop)
-        except GraphInterrupt:
-            # Breakpoints before a node: its task is prepared and will run later.
-            _prepared(loop)
-            raise
-        _prepared(loop)
-        return more
-
-    return hooked
-
-
-def _prepared(loop: Any) -> None:
+def place_here() -> Place | None:
+    """Where a loop that begins here runs; None outside of a tracked run."""
     run = current_scope().run
     tracker = None if run is None else _live.get(run)
     if tracker is None:
-        return
-    try:
-        tracker.prepared(loop)
-    except Exception as error:
-        tracker.attachment.count("superstep", error)
+        return None
+    place = PLACE.get()
+    # Of an outer run, when one wrapped graph runs inside another.
+    return place if place is not None and place.tracker is tracker else tracker.place
+
+
+def place_of(loop: Any) -> Place | None:
+    """Where `loop` runs that has begun before, perhaps with a node of it in between."""
+    place = place_here()
+    while place is not None and place.loop is not loop:
+        place = place.parent
+    return place

@@ -35,7 +35,13 @@ class RecordingClient(Client):
         self.runs: list[Run] = []
 
     def start_run(self, graph: AgentStepGraph | None = None) -> Run:
-        self.runs.append(Run(graph, client=self.id, listener=self.updates.append))
+        run = Run(
+            graph,
+            client=self.id,
+            listener=self.updates.append,
+            transitions=self.transitions,
+        )
+        self.runs.append(run)
         return self.runs[-1]
 
     @property

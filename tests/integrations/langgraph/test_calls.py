@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import openai
@@ -16,83 +13,36 @@ from pydantic import BaseModel
 
 import kvflow_sdk as kvflow
 from kvflow_integrations import langgraph as integration
+from kvflow_integrations.conformance import Loopback, Seen
 from kvflow_sdk import wire
 from kvflow_sdk.client import Client
 from kvflow_sdk.config import Config
 
 INPUT: dict[str, Any] = {"log": []}
 CONTENT = '{"city": "Paris"}'
-HEAD = {"id": "c", "created": 1, "model": "m"}
 
 
-class Server(ThreadingHTTPServer):
+class Server(Loopback):
     """Answers chat completions; `headers` are those of each call, in order."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.headers: list[dict[str, str]] = []
-        self.failures = 0
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+    @property
+    def calls(self) -> list[Seen]:
+        return self.at("/chat/completions")
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
+    def headers(self) -> list[dict[str, str]]:
+        return [call.headers for call in self.calls]
 
     @property
     def updates(self) -> list[wire.StepUpdate | None]:
         """What each call said of KVFlow; None for nothing."""
-        values = [headers.get(wire.HEADER) for headers in self.headers]
-        return [value and wire.from_header(value)[0] for value in values]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self._send(404, b"{}", "application/json")
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if not self.path.endswith("/chat/completions"):
-            self._send(404, b"{}", "application/json")
-            return
-        self.server.headers.append({k.lower(): v for k, v in self.headers.items()})
-        if self.server.failures:
-            self.server.failures -= 1
-            self._send(503, b"{}", "application/json")
-            return
-        message = {"role": "assistant", "content": CONTENT}
-        if body.get("stream"):
-            chunk = {"index": 0, "delta": message, "finish_reason": "stop"}
-            kind = {"object": "chat.completion.chunk", **HEAD, "choices": [chunk]}
-            text = f"data: {json.dumps(kind)}\n\ndata: [DONE]\n\n"
-            self._send(200, text.encode(), "text/event-stream")
-        else:
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            kind = {"object": "chat.completion", **HEAD, "choices": [choice]}
-            self._send(200, json.dumps(kind).encode(), "application/json")
-
-    def _send(self, status: int, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(body)))
-        self.send_header("retry-after-ms", "1")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        return [next(iter(call.updates), None) for call in self.calls]
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with Server(kvflow=False, text=CONTENT) as server:
+        yield server
 
 
 @pytest.fixture
@@ -180,7 +130,7 @@ def test_a_plain_openai_client_is_tagged(
 def test_every_attempt_of_a_call_is_tagged(
     app: Any, server: Server, client: Client
 ) -> None:
-    server.failures = 1
+    server.status["/v1/chat/completions"] = [503]
     app(lambda: ask(plain(server)))
     first, second = server.updates
     expected(client, first)
@@ -275,7 +225,7 @@ def test_after_unwrapping_nothing_is_tagged(
     builder.add_node("b", lambda state: {"log": ["b"]})
     app = kvflow.wrap(builder.compile(), client=client)
     app.invoke(INPUT)
-    assert integration.unwrap(app).invoke(INPUT)["log"] == ["c", "b"]
+    assert integration.unwrap(app).invoke(INPUT)["log"] == ["chatcmpl-1", "b"]
     tagged, untagged = server.updates
     expected(client, tagged)
     assert untagged is None

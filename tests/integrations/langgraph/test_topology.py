@@ -65,7 +65,7 @@ def test_assumed_targets_are_marked_as_unknown(recorder: Any) -> None:
     assert Group("b", frozenset("a"), conditional=True, unknown=True) in groups(
         topology
     )
-    assert topology.open_ended == {"a"}
+    assert topology.level.open_ended == {"a"}
     assert len(topology.findings) == 1
 
 
