@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .agent import agent, step, workflow
@@ -38,6 +37,8 @@ from .run import Run
 from .wire import FixedMark
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from .openai import AsyncOpenAI, OpenAI
 
 __all__ = [

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from .deflate import Snapshot, compress
 from .errors import WireError
 
 __all__ = [
@@ -84,19 +85,6 @@ MAX_SEQ = 2**53
 MAX_FIXED = 2**31
 
 _NUMBERS: Mapping[str, tuple[type, ...]] = {"steps": (int,), "likelihood": (float, int)}
-
-
-_V = TypeVar("_V", int, float)
-
-
-class Snapshot(dict[str, _V]):
-    """Steps or likelihoods that nobody changes any more, so that what they look like
-    on the wire is made only once."""
-
-    __slots__ = ("packed",)
-
-    packed: tuple[bytes, bytes]
-    """JSON, and the same as a piece of a deflate stream."""
 
 
 class FixedMark(
@@ -321,66 +309,18 @@ def from_header(value: str) -> list[StepUpdate]:
 
 
 def _pack(update: StepUpdate) -> str:
-    """The envelope as JSON in a zlib stream in base64url.
-
-    Almost all of it are the steps, and those are the same for many calls: they are
-    compressed once and put, as they are, between the stored rest.
-    """
+    """The envelope as JSON in a zlib stream in base64url."""
     small = msgspec.structs.replace(update, steps=None, likelihood=None)
     try:
         text = msgspec.json.encode(to_envelope([small]))
-        head, tail = text[: -len(_TAIL)], text[-len(_TAIL) :]
-        parts = [(head, _stored(head))]
-        for name, entries in (
-            ("steps", update.steps),
-            ("likelihood", update.likelihood),
-        ):
-            if entries is not None:
-                key = b',"%s":' % name.encode()
-                parts += [(key, _stored(key)), _packed(entries)]
+        entries = {"steps": update.steps, "likelihood": update.likelihood}
+        # The last four brackets close the payload, action, actions and the envelope.
+        packed = compress(text[:-4], entries, text[-4:])
     except UnicodeEncodeError as error:
         raise WireError(
             f"{HEADER}: a name is not Unicode text ({error})", field=HEADER
         ) from error
-    assert tail == _TAIL
-    checksum = zlib.adler32(b"".join([*(plain for plain, _ in parts), tail]))
-    packed = [deflated for _, deflated in parts]
-    stream = [_ZLIB, *packed, _stored(tail, final=True), checksum.to_bytes(4, "big")]
-    return base64.urlsafe_b64encode(b"".join(stream)).decode()
-
-
-_ZLIB = b"\x78\x9c"
-"""Begins a zlib stream (RFC 1950); raw deflate blocks and a checksum follow."""
-_TAIL = b"}}]}"
-"""Ends the JSON of an envelope: of its payload, action, actions and itself."""
-_STORED_MAX = 65535
-
-
-def _packed(entries: Mapping[str, float]) -> tuple[bytes, bytes]:
-    if isinstance(entries, Snapshot):
-        try:
-            return entries.packed
-        except AttributeError:
-            pass
-    text = msgspec.json.encode(entries)
-    deflater = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-    # Flushed to a byte boundary, and without a reference to anything before it.
-    done = text, deflater.compress(text) + deflater.flush(zlib.Z_SYNC_FLUSH)
-    if isinstance(entries, Snapshot):
-        entries.packed = done
-    return done
-
-
-def _stored(text: bytes, *, final: bool = False) -> bytes:
-    """`text` as blocks of a deflate stream, not compressed (RFC 1951, 3.2.4)."""
-    pieces = [text[i : i + _STORED_MAX] for i in range(0, len(text), _STORED_MAX)]
-    blocks = []
-    for number, piece in enumerate(pieces):
-        size = len(piece)
-        last = final and number == len(pieces) - 1
-        lengths = size.to_bytes(2, "little") + (size ^ 0xFFFF).to_bytes(2, "little")
-        blocks.append(bytes([last]) + lengths + piece)
-    return b"".join(blocks)
+    return base64.urlsafe_b64encode(packed).decode()
 
 
 def _convert(obj: object, kind: type[_T]) -> _T:

@@ -16,11 +16,11 @@ SOURCES = {
 
 # From the ground up. A room imports from its own floor and those below it.
 FLOORS = [
-    ["kvflow_sdk.errors", "kvflow_sdk.config"],
+    ["kvflow_sdk.errors", "kvflow_sdk.config", "kvflow_sdk.deflate"],
     ["kvflow_sdk.wire"],
     ["kvflow_sdk.drift"],
     ["kvflow_sdk.graph", "kvflow_sdk.distance"],
-    ["kvflow_sdk.run", "kvflow_sdk.likelihood"],
+    ["kvflow_sdk.run", "kvflow_sdk.frontier", "kvflow_sdk.likelihood"],
     # A mark is carried by the context, so prompt is not beside wire.
     ["kvflow_sdk.context", "kvflow_sdk.stream", "kvflow_sdk.prompt"],
     ["kvflow_sdk.client", "kvflow_sdk.agent", "kvflow_sdk.openai"],

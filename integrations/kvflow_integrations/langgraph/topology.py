@@ -17,7 +17,7 @@ those that may be the last). An agent loop, as ``create_agent`` makes, is one no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Any
@@ -29,7 +29,7 @@ from kvflow_sdk import graph as step_graph
 from kvflow_sdk.errors import GraphError
 from kvflow_sdk.graph import SEPARATOR, AgentStepGraph, GraphBuilder
 
-__all__ = ["Barrier", "Level", "Targets", "Topology", "arrivals", "read_topology"]
+__all__ = ["Barrier", "Level", "Targets", "Topology", "read_topology"]
 
 Targets = Mapping[str, Iterable[str]]
 """By node: where its router or its Command may lead, as the user says."""
@@ -371,35 +371,3 @@ def _is_agent_loop(app: Any) -> bool:
     return all(
         node in _AGENT_LOOP or node.endswith(_MIDDLEWARE) for node in app.builder.nodes
     )
-
-
-def arrivals(
-    graph: AgentStepGraph, level: Level, channels: Mapping[str, Any]
-) -> Iterator[tuple[int, frozenset[str]]]:
-    """What LangGraph's channels say of the barriers of `level`, by number of a group.
-
-    They are part of a checkpoint, so this holds in another process, too.
-    """
-    for barrier in level.barriers:
-        seen = getattr(channels.get(barrier.channel), "seen", None)
-        if seen is None:
-            continue
-        for number in graph.triggers(barrier.target):
-            sources = graph.groups[number].sources
-            members = barrier.members.values()
-            if not all(any(g <= sources for g in groups) for groups in members):
-                continue
-            arrived = [
-                group
-                for name in seen
-                for group in barrier.members.get(name, [])
-                if group <= sources
-            ]
-            yield number, frozenset[str]().union(*arrived)
-    for node in level.deferred:
-        channel = channels.get(f"branch:to:{node}")
-        checkpoint = getattr(channel, "checkpoint", None)
-        # A value that is set already: it waits only for everything else.
-        if checkpoint is not None and isinstance(checkpoint(), tuple):
-            for number in graph.triggers(level.agent(node))[:1]:
-                yield number, graph.groups[number].sources

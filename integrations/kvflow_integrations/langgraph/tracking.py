@@ -25,8 +25,9 @@ from langgraph.constants import START
 from kvflow_sdk.context import Extent, Scope, current_scope
 from kvflow_sdk.run import Run
 
+from .barriers import arrivals
 from .nodes import TrackedNode, TrackedStart
-from .topology import Level, arrivals
+from .topology import Level
 
 if TYPE_CHECKING:
     from .attachment import Attachment
