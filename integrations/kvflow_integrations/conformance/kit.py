@@ -326,4 +326,10 @@ def _is_over(client: WatchedClient) -> None:
 
 
 def _bodies(calls: Sequence[Heard]) -> list[str]:
-    return sorted(repr((heard.agent, heard.body)) for heard in calls)
+    """The calls in some order; parallel answers reach a shared history in either."""
+    found = []
+    for heard in calls:
+        rest = {name: part for name, part in heard.body.items() if name != "messages"}
+        messages = sorted(map(repr, heard.body["messages"]))
+        found.append(repr((heard.agent, messages, rest)))
+    return sorted(found)
