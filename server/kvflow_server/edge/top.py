@@ -130,7 +130,7 @@ def run(
     with Live(console=console, screen=True, auto_refresh=False) as live:
         trouble = ""
         while True:
-            rows = max(3, console.height - 15)
+            rows = max(3, console.height - 18)
             shown = view(source.url, before, now, rows=rows, trouble=trouble)
             live.update(shown, refresh=True)
             time.sleep(interval_s)
@@ -224,25 +224,58 @@ def _flows(before: Reading | None, now: Reading) -> RenderableType:
     for kind in ("fixed", "dynamic", "untagged"):
         tiers = (f"{kind}_{tier}_tokens" for tier in ("device", "host", "recomputed"))
         table.add_row(kind, *map(shown, tiers))
-    skips = f"{shown('skipped_passes')} ({values.get('skipped_s', 0):.1f} s waited)"
-    dropped = sum(now.state["dropped_metadata"].values())
-    refused = sum(now.state.get("refused_updates", {}).values())
-    line = Text.assemble(
-        ("prefetch ", "bold"),
-        f"{shown('prefetch_tokens')} issued, {shown('prefetch_used_tokens')} used, "
-        f"{shown('prefetch_unused_tokens')} unused, {shown('late_join_tokens')} late   ",
-        ("on demand ", "bold"),
-        f"{shown('load_on_demand_tokens')}   ",
-        ("skips ", "bold"),
-        f"{skips}\n",
-        ("updates ", "bold"),
-        f"{shown('step_updates')}, {_latency(values)}   ",
-        ("dropped ", "bold"),
-        f"{dropped:,}   ",
-        ("refused ", "bold"),
-        f"{refused:,} in total",
+    return Group(table, _grid(_events(values, now.state)))
+
+
+def _events(
+    values: Mapping[str, float], state: State
+) -> Iterator[tuple[str, list[str]]]:
+    """(what, how much of it); one line each."""
+
+    def shown(name: str, scale: float = 1) -> str:
+        return f"{scale * values.get(name, 0):,.0f}"
+
+    yield (
+        "prefetch",
+        [
+            f"{shown('prefetch_tokens')} issued",
+            f"{shown('prefetch_used_tokens')} used",
+            f"{shown('prefetch_unused_tokens')} unused",
+            f"{shown('late_join_tokens')} late",
+            f"{shown('load_on_demand_tokens')} loaded on demand",
+        ],
     )
-    return Group(table, line)
+    speed = state.get("bus_bytes_per_s")
+    yield (
+        "bus",
+        [
+            f"{shown('h2d_bytes', 1e-6)} MB to the device",
+            f"{shown('d2h_bytes', 1e-6)} MB to host memory",
+            f"measured {speed / 1e6:,.0f} MB/s" if speed else "not measured yet",
+        ],
+    )
+    yield (
+        "skips",
+        [
+            f"{shown('skipped_requests')} requests",
+            f"{shown('skipped_passes')} passes",
+            f"{values.get('skipped_s', 0):,.1f} s waited",
+        ],
+    )
+    yield "updates", [f"{shown('step_updates')} applied", _latency(values)]
+    evicted = state.get("evicted_tokens", {})
+    counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in evicted.items() if n]
+    yield "evicted in all", counts or ["none"]
+    dropped = sum(state["dropped_metadata"].values())
+    refused = sum(state.get("refused_updates", {}).values())
+    yield "in all", [f"{dropped:,} dropped in band", f"{refused:,} messages refused"]
+
+
+def _grid(events: Iterator[tuple[str, list[str]]]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    for what, counts in events:
+        grid.add_row(Text(what, "bold"), ", ".join(counts))
+    return grid
 
 
 def _latency(values: Mapping[str, float]) -> str:

@@ -84,7 +84,11 @@ class KVFlowCache(UnifiedRadixCache):
         self.speeds = Speeds(self)
         self.backup = SuffixBackup(self.config.backup, self.config.backup_limits)
         self.loads = LoadTracker(self)
-        self.prompts = PromptRegistry(self.tree_core, self.config.prompts_per_agent)
+        self.prompts = PromptRegistry(
+            self.tree_core,
+            self.config.prompts_per_agent,
+            self.config.steps.agents_per_client,
+        )
         self.prefetcher = Prefetcher(self)
         if self.config.debug:
             self.tree_core.ledger = StateLedger()
@@ -101,6 +105,18 @@ class KVFlowCache(UnifiedRadixCache):
         if share >= 1 or self.config.mode in (Mode.OFF, Mode.STEPS):
             return float("inf")
         return share * int(self.token_to_kv_pool_allocator.size)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of KV in this rank's host memory; 0 without any."""
+        controller = self.cache_controller
+        return int(controller.mem_pool_host.size_per_token) if controller else 0
+
+    @property
+    def bus_bytes_per_s(self) -> float | None:
+        """Measured on copies to the device; None until there were a few."""
+        tokens = self.speeds.bus.value
+        return None if tokens is None else tokens * self.bytes_per_token
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         """Attach host memory, with an event slot for every copy KVFlow may start."""

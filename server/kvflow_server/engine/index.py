@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kvflow_server.policy.priority import Owner
@@ -112,6 +112,13 @@ class Writers:
     def of_call(self, client: str, run: str, agent: str) -> Iterable[Any]:
         writer = self._runs.get((client, run), {}).get(agent)
         return writer.nodes if writer is not None else ()
+
+    def by_client(self) -> Iterator[tuple[str, Any]]:
+        """Every (client, node it wrote last)."""
+        for (client, _run), agents in self._runs.items():
+            for writer in agents.values():
+                for node in writer.nodes:
+                    yield client, node
 
     def clear(self) -> None:
         self._runs.clear()

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvflow_server.policy.priority import EvictionClass
+
 if TYPE_CHECKING:
     from .cache import KVFlowCache
 
@@ -40,6 +42,11 @@ class _Family:
 
 
 _TIERS = ("device", "host", "recomputed")
+
+
+def _evicted(group: EvictionClass) -> str:
+    return f"evicted_{group.name.lower()}"
+
 
 _FAMILIES = (
     _Family(
@@ -67,6 +74,16 @@ _FAMILIES = (
         ("outcome",),
         in_bytes=True,
     ),
+    _Family(
+        "evicted_tokens",
+        "Tokens evicted from the device, by the priority class they went in.",
+        {(group.name.lower(),): _evicted(group) for group in EvictionClass},
+        ("priority_class",),
+    ),
+    _Family(
+        "h2d_bytes", "Bytes copied from host memory to the device.", {(): "h2d_bytes"}
+    ),
+    _Family("d2h_bytes", "Bytes backed up to host memory.", {(): "d2h_bytes"}),
     _Family(
         "load_on_demand_bytes",
         "Bytes loaded from host memory because a request needed them.",
@@ -103,6 +120,7 @@ _GAUGES = {
     "runs": "Live workflow runs.",
     "agents": "Distinct agents of live runs, by client.",
     "prompts": "Fixed prompts in the tree.",
+    "bus_bytes_per_second": "Measured on copies from host memory; 0: not yet.",
 }
 
 
@@ -143,7 +161,9 @@ class Publisher:
     def publish(self) -> None:
         """Bring the metrics up to date."""
         counters = self._cache.counters
+        evicted = self._cache.full_component.evicted_tokens
         values = counters.as_dict()
+        values |= {_evicted(group): tokens for group, tokens in evicted.items()}
         for child, name, scale in self._series:
             self._add(child, name, values[name], scale)
         for reason, count in self._cache.dropped.reasons.items():
@@ -153,8 +173,9 @@ class Publisher:
         while counters.latencies:
             self._latency.observe(counters.latencies.popleft())
         sizes = {**self._cache.table.counts(), "prompts": len(self._cache.prompts)}
+        values = {**sizes, "bus_bytes_per_second": self._cache.bus_bytes_per_s or 0}
         for name, gauge in self._gauges.items():
-            gauge.set(sizes[name])
+            gauge.set(values[name])
 
     def _add(self, child: Any, name: str, value: float, scale: float = 1) -> None:
         child.inc((value - self._last.get(name, 0)) * scale)
@@ -162,18 +183,16 @@ class Publisher:
 
     def _counters(self) -> list[tuple[Any, str, float]]:
         """(Prometheus child, name of the counter, factor)."""
-        controller = self._cache.cache_controller
-        per_token = controller.mem_pool_host.size_per_token if controller else 0
         covered = {name for family in _FAMILIES for name in family.series.values()}
         rest = self._cache.counters.as_dict().keys() - covered - _ELSEWHERE
         others = [
             _Family(name, f"KVFlow's counter {name}.", {(): name})
             for name in sorted(rest)
         ]
-        found = []
+        found: list[tuple[Any, str, float]] = []
         for family in (*_FAMILIES, *others):
             metric = self._counter(family.name, family.help, family.labels)
-            scale = per_token if family.in_bytes else 1
+            scale = self._cache.bytes_per_token if family.in_bytes else 1
             for values, name in family.series.items():
                 labels = dict(zip(family.labels, values, strict=True))
                 found.append((metric.labels(**self._base, **labels), name, scale))

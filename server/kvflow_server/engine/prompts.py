@@ -20,9 +20,12 @@ class PromptRegistry:
     It also carries what clients say on to the tree (`settle`).
     """
 
-    def __init__(self, tree: KVFlowTreeCore, prompts_per_agent: int) -> None:
+    def __init__(
+        self, tree: KVFlowTreeCore, prompts_per_agent: int, agents_per_client: int
+    ) -> None:
         self._tree = tree
         self._cap = prompts_per_agent
+        self._agents = agents_per_client
         self._clients: dict[str, dict[str, list[PromptHandle]]] = {}
         """Most recent prompt last."""
         self._changes = tree.table.watch()
@@ -36,9 +39,10 @@ class PromptRegistry:
     def record(
         self, client: str, agent: str, digest: int, tokens: int, node: Any
     ) -> None:
-        """A prompt of (client, agent) ends at `node`; the oldest over the cap goes."""
+        """A prompt of (client, agent) ends at `node`; the oldest over a cap goes."""
         client, agent = sys.intern(client), sys.intern(agent)
-        owned = self._clients.setdefault(client, {}).setdefault(agent, [])
+        agents = self._clients.setdefault(client, {})
+        owned = agents[agent] = agents.pop(agent, [])
         known = next((handle for handle in owned if handle.digest == digest), None)
         if known is not None:
             owned.remove(known)
@@ -52,6 +56,9 @@ class PromptRegistry:
         self._tree.attach(handle)
         while len(owned) > self._cap:
             self._tree.detach(owned.pop(0))
+        while len(agents) > self._agents:
+            for oldest in agents.pop(next(iter(agents))):
+                self._tree.detach(oldest)
         self.version += 1
 
     def settle(self) -> None:

@@ -17,7 +17,7 @@ from kvflow_server.policy.prefetch import Usage
 from kvflow_server.policy.states import KVState
 
 from .states import kv_state
-from .tree import PromptHandle
+from .tree import PromptHandle, state_of
 
 if TYPE_CHECKING:
     from .cache import KVFlowCache
@@ -37,17 +37,18 @@ def describe(
 ) -> dict[str, Any]:
     """What the scheduler knows and holds, as JSON values.
 
-    Of the `clients` last heard of, by their ids if `ids`. O(owners of prompts + agents
-    shown · depth).
+    Of the `clients` last heard of, by their ids if `ids`. O(suffixes in the tree +
+    owners of prompts + prompts shown · depth).
     """
     shown = list(islice(cache.accounts.recent(), clients))
     owned = _owned(cache, shown)
+    suffixes = _suffixes(cache, shown)
     state = {
         "config": cache.config.describe(),
         "pool": _pool(cache),
         "clients": {
             client if ids else shown_client(client): _client(
-                cache, client, owned[client]
+                cache, client, owned[client], suffixes[client]
             )
             for client in shown
         },
@@ -57,6 +58,11 @@ def describe(
             "prefill_tokens_per_s": cache.speeds.prefill.value,
         },
         "counters": cache.counters.as_dict(),
+        "evicted_tokens": {
+            group.name.lower(): tokens
+            for group, tokens in cache.full_component.evicted_tokens.items()
+        },
+        "bus_bytes_per_s": cache.bus_bytes_per_s,
         "overhead": cache.overhead.as_dict(),
         "dropped_metadata": dict(cache.dropped.reasons),
         "sizes": {**cache.table.counts(), "prompts": len(cache.prompts)},
@@ -103,7 +109,18 @@ def _owned(cache: KVFlowCache, clients: Iterable[str]) -> dict[str, list[str]]:
     return owned
 
 
-def _client(cache: KVFlowCache, client: str, owners: list[str]) -> dict[str, Any]:
+def _suffixes(cache: KVFlowCache, clients: Iterable[str]) -> dict[str, Any]:
+    """client -> nodes of dynamic suffixes that it wrote."""
+    found: dict[str, list[Any]] = {client: [] for client in clients}
+    for client, node in cache.tree_core.writers.by_client():
+        if client in found and not state_of(node).fixed:
+            found[client].append(node)
+    return found
+
+
+def _client(
+    cache: KVFlowCache, client: str, owners: list[str], suffixes: list[Any]
+) -> dict[str, Any]:
     runs = cache.table.runs(client)
     agents = dict.fromkeys(agent for steps in runs.values() for agent in steps)
     agents.update(dict.fromkeys(owners))
@@ -119,7 +136,11 @@ def _client(cache: KVFlowCache, client: str, owners: list[str]) -> dict[str, Any
         },
         "account": account.as_dict() if account is not None else {},
         "throttled": cache.prefetcher.accounts.throttled(client),
-        "held": _held(cache, client, owners),
+        "held": {
+            "fixed": _held(_prompt_nodes(cache, client, owners)),
+            "dynamic": _held(suffixes),
+            "protected": cache.tree_core.protection.held.get(client, 0),
+        },
     }
 
 
@@ -147,18 +168,20 @@ def _prompt(cache: KVFlowCache, handle: PromptHandle) -> dict[str, int]:
     return {"tokens": handle.tokens, **tokens}
 
 
-def _held(cache: KVFlowCache, client: str, owners: list[str]) -> dict[str, int]:
-    """Tokens that the client's fixed prompts take, a shared prefix counted once.
-
-    What is on the device and in host memory counts as both.
-    """
-    nodes = {
+def _prompt_nodes(cache: KVFlowCache, client: str, owners: list[str]) -> Iterable[Any]:
+    """Of the client's fixed prompts, a shared prefix once."""
+    return {
         node.id: node
         for agent in owners
         for handle in cache.prompts.handles(client, agent)
         for node in cache.tree_core.path_to_root(handle.node)
     }.values()
-    return {
-        "device": sum(len(node.key) for node in nodes if not node.evicted),
-        "host": sum(len(node.key) for node in nodes if node.backuped),
-    }
+
+
+def _held(nodes: Iterable[Any]) -> dict[str, int]:
+    """Tokens; those on the device and in host memory count as both."""
+    tokens = {"device": 0, "host": 0}
+    for node in nodes:
+        tokens["device"] += 0 if node.evicted else len(node.key)
+        tokens["host"] += len(node.key) if node.backuped else 0
+    return tokens

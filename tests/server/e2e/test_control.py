@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -215,7 +218,8 @@ def test_a_clients_account_says_where_its_prompts_were(
     assert account["updates"] == 2
     assert account["fixed"] == {"device": 100, "host": 0, "recomputed": 100}
     assert account["dynamic"] == {"device": 0, "host": 0, "recomputed": 40}
-    assert held["device"] == 100
+    assert held["fixed"]["device"] == 100
+    assert held["dynamic"]["device"] >= 40
 
 
 def test_the_metrics_agree_with_the_state_and_name_no_client(
@@ -237,6 +241,10 @@ def test_the_metrics_agree_with_the_state_and_name_no_client(
     dropped = found["metadata_dropped_total", "protocol_version"]
     assert dropped == server.dropped("protocol_version")
     assert found["step_latency_seconds_count", ""] == counters["step_messages"]
+    for name in ("h2d_bytes", "d2h_bytes", "skipped_passes"):
+        assert found[f"{name}_total", ""] == counters[name]
+    for group, tokens in server.state()["evicted_tokens"].items():
+        assert found["evicted_tokens_total", group] == tokens
     assert found["clients", ""] == server.state()["sizes"]["clients"]
     for secret in (caller.id, caller.run, "planner", wire.shown_client(caller.id)):
         assert secret not in text
@@ -244,7 +252,7 @@ def test_the_metrics_agree_with_the_state_and_name_no_client(
 
 def series(text: str) -> dict[tuple[str, str], float]:
     """(name, labels of KVFlow's own) -> value, of KVFlow's metrics."""
-    ours = ("kind", "tier", "outcome", "reason", "priority")
+    ours = ("kind", "tier", "outcome", "reason", "priority_class")
     found = {}
     for line in text.splitlines():
         match = re.fullmatch(r"sglang:kvflow_(\w+)\{(.*)\} (\S+)", line)
@@ -254,6 +262,25 @@ def series(text: str) -> dict[tuple[str, str], float]:
         key = "/".join(labels[name] for name in ours if name in labels)
         found[match[1], key] = float(match[3])
     return found
+
+
+def test_top_shows_the_agents_of_a_real_server(server: Server, caller: Caller) -> None:
+    server.ask(caller.prompt(60), tagged(caller, 50, planner=0, scribe=1))
+    top = [sys.executable, "-m", "kvflow_server.cli", "top", server.url, "--once"]
+    env = {**os.environ, "COLUMNS": "160"}
+    refused = subprocess.run(top, env=env, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "wants a key" in refused.stderr
+    env["KVFLOW_API_KEY"] = str(server.key)
+    shown = subprocess.run(top, env=env, capture_output=True, text=True, check=True)
+    lines = shown.stdout.splitlines()
+    (planner,) = [
+        line
+        for line in lines
+        if wire.shown_client(caller.id) in line and "planner" in line
+    ]
+    assert " 50 " in planner
+    assert any("scribe" in line for line in lines)
 
 
 def test_a_message_of_several_clients_is_fine(server: Server, caller: Caller) -> None:

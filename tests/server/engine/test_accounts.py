@@ -159,3 +159,56 @@ def test_every_counter_has_a_metric(make_harness: Callable[..., Any]) -> None:
         "step_messages",
         "step_latency_s",
     }
+
+
+def test_evictions_are_counted_by_the_class_they_went_in(
+    make_harness: Callable[..., Any],
+) -> None:
+    from prometheus_client import CollectorRegistry
+
+    harness = make_harness(pool=256)
+    registry = CollectorRegistry()
+    publisher = Publisher(harness.cache, {"model_name": "m"}, registry)
+    harness.update({"planner": 0})
+    prompt = list(range(1, 33))
+    harness.insert(prompt, harness.tag("planner", 32, prompt))
+    harness.insert(list(range(100, 116)))
+    harness.backup()
+    harness.evict(256)
+    publisher.publish()
+    name = "sglang:kvflow_evicted_tokens_total"
+    for group, tokens in (("unknown", 16), ("fixed", 32), ("suffix", 0)):
+        labels = {"model_name": "m", "priority_class": group}
+        assert registry.get_sample_value(name, labels) == tokens
+
+
+def test_an_agent_too_many_takes_the_prompts_of_the_oldest_out_of_the_books(
+    make_harness: Callable[..., Any],
+) -> None:
+    harness = make_harness()
+    cache = harness.cache
+    cache.prompts._agents = 2
+    harness.update({"a": 0})
+    prompt = list(range(1, 33))
+    for agent in ("a", "b", "a", "c"):
+        harness.insert(prompt, harness.tag(agent, 32, prompt))
+    assert [agent for _client, agent in cache.prompts.agents()] == ["a", "c"]
+    harness.check()
+
+
+def test_what_a_client_holds_is_counted_once_by_kind(
+    make_harness: Callable[..., Any],
+) -> None:
+    from kvflow_sdk.wire import shown_client
+    from kvflow_server.engine.state import describe
+
+    harness = make_harness()
+    harness.update({"a": 0, "b": 1})
+    shared = list(range(1, 33))
+    for agent, own in (("a", [101]), ("b", [102])):
+        prompt = shared + own * 16 + [200 + own[0]] * 8
+        harness.insert(prompt, harness.tag(agent, 48, prompt))
+    (known,) = [describe(harness.cache)["clients"][shown_client(CLIENT)]]
+    assert known["held"]["fixed"]["device"] == 32 + 2 * 16
+    assert known["held"]["dynamic"]["device"] == 2 * 8
+    assert known["held"]["protected"] == 32 + 2 * 16
