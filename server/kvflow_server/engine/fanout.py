@@ -52,7 +52,7 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
     if len(states) == 1:
         return states[0]
     merged = dict(states[0])
-    for name in ("pool", "counters", "dropped_metadata"):
+    for name in ("pool", "counters", "dropped_metadata", "evicted_tokens"):
         total: dict[str, int] = {}
         for state in states:
             for key, value in state[name].items():

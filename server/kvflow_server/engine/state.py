@@ -62,6 +62,7 @@ def describe(
             group.name.lower(): tokens
             for group, tokens in cache.full_component.evicted_tokens.items()
         },
+        "bytes_per_token": cache.bytes_per_token,
         "bus_bytes_per_s": cache.bus_bytes_per_s,
         "overhead": cache.overhead.as_dict(),
         "dropped_metadata": dict(cache.dropped.reasons),
@@ -73,7 +74,7 @@ def describe(
 
 
 def _pool(cache: KVFlowCache) -> dict[str, int]:
-    """Tokens, but for `loads_in_flight` and `bytes_per_token`."""
+    """Tokens, but for `loads_in_flight`."""
     pool = {
         "tokens": int(cache.token_to_kv_pool_allocator.size),
         "free": int(cache.token_to_kv_pool_allocator.available_size()),
@@ -86,7 +87,6 @@ def _pool(cache: KVFlowCache) -> dict[str, int]:
         host = cache.cache_controller.mem_pool_host
         pool["host_tokens"] = int(host.size)
         pool["host_free"] = int(host.available_size())
-        pool["bytes_per_token"] = int(host.size_per_token)
     return pool
 
 
