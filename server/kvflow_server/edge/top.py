@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,7 +224,7 @@ def _flows(before: Reading | None, now: Reading) -> RenderableType:
     for kind in ("fixed", "dynamic", "untagged"):
         tiers = (f"{kind}_{tier}_tokens" for tier in ("device", "host", "recomputed"))
         table.add_row(kind, *map(shown, tiers))
-    return Group(table, _grid(_events(values, now.state)))
+    return Group(table, _grid([*_events(values, now.state), *_in_all(now.state)]))
 
 
 def _events(
@@ -263,6 +263,10 @@ def _events(
         ],
     )
     yield "updates", [f"{shown('step_updates')} applied", _latency(values)]
+
+
+def _in_all(state: State) -> Iterator[tuple[str, list[str]]]:
+    """The same of what is only shown in total."""
     evicted = state.get("evicted_tokens", {})
     counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in evicted.items() if n]
     yield "evicted in all", counts or ["none"]
@@ -271,7 +275,7 @@ def _events(
     yield "in all", [f"{dropped:,} dropped in band", f"{refused:,} messages refused"]
 
 
-def _grid(events: Iterator[tuple[str, list[str]]]) -> RenderableType:
+def _grid(events: Iterable[tuple[str, list[str]]]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for what, counts in events:
         grid.add_row(Text(what, "bold"), ", ".join(counts))
