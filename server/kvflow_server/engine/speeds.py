@@ -1,12 +1,14 @@
 """Counts what crosses the bus, and measures how fast: copies, and prefill beside them.
 
 By the clock that all ranks share, so that what is decided by it is decided alike. That
-clock moves once per scheduler pass, which makes a copy look slower than it was, never
-faster.
+clock moves once per scheduler pass, and a copy's arrival is noticed at the next one,
+which may be much later than it took. So what counts is how long it was certainly not
+there: the bus is never taken for slower than it is, nor prefill for faster.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,7 +45,17 @@ class Speeds:
         """Tokens computed per second."""
         self._bus_since = 0.0
         """When the copies that are on the bus now began to be all it did."""
+        self._unfinished_at = 0.0
+        """When the oldest of them was last seen under way."""
         self._probe: _Probe | None = None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """JSON values; None is unknown, or too fast to measure."""
+        bus, prefill = self.bus.value, self.prefill.value
+        return {
+            "bus_tokens_per_s": None if bus == math.inf else bus,
+            "prefill_tokens_per_s": prefill,
+        }
 
     @property
     def tokens_on_bus(self) -> int:
@@ -58,19 +70,21 @@ class Speeds:
     def load_started(self) -> None:
         """A copy to the device was just submitted."""
         if len(self._cache.cache_controller.ack_load_queue) == 1:
-            self._bus_since = self._cache.clock.now
+            self._bus_since = self._unfinished_at = self._cache.clock.now
 
     def loads_seen(self, before: Sequence[Any]) -> None:
         """Acknowledgements were taken in; `before` is what was on the bus until now."""
-        arrived = before[: len(before) - len(self.loads_on_bus())]
-        if not arrived:
-            return
+        left = len(self.loads_on_bus())
+        arrived = before[: len(before) - left]
         now = self._cache.clock.now
-        tokens = sum(ack.num_tokens for ack in arrived)
-        self.bus.record(tokens, now - self._bus_since)
-        self._bus_since = now
-        self._cache.counters.h2d_tokens += tokens
-        self._cache.counters.h2d_bytes += sum(ack.num_bytes for ack in arrived)
+        if arrived:
+            tokens = sum(ack.num_tokens for ack in arrived)
+            self.bus.took_at_least(tokens, self._unfinished_at - self._bus_since)
+            self._bus_since = now
+            self._cache.counters.h2d_tokens += tokens
+            self._cache.counters.h2d_bytes += sum(ack.num_bytes for ack in arrived)
+        if left:
+            self._unfinished_at = now
 
     def backup_arrived(self, ack: Any) -> None:
         """A copy to host memory was acknowledged."""
@@ -85,7 +99,7 @@ class Speeds:
         now = self._cache.clock.now
         probe = self._probe
         if probe is not None and (probe.req.output_ids or probe.req.finished()):
-            self.prefill.record(probe.tokens, now - probe.since)
+            self.prefill.took_at_most(probe.tokens, now - probe.since)
             self._probe = None
         if self._probe is None and batch is not None and _tells_prefill(batch):
             self._probe = _Probe(batch.reqs[0], batch.extend_num_tokens, now)

@@ -53,10 +53,7 @@ def describe(
             for client in shown
         },
         "clients_left_out": len(cache.accounts) - len(shown),
-        "speeds": {
-            "bus_tokens_per_s": cache.speeds.bus.value,
-            "prefill_tokens_per_s": cache.speeds.prefill.value,
-        },
+        "speeds": cache.speeds.as_dict(),
         "counters": cache.counters.as_dict(),
         "evicted_tokens": {
             group.name.lower(): tokens

@@ -4,10 +4,14 @@ A copy from host memory is quicker than computing its tokens again nearly everyw
 (PAPER.md: 7 to 28 times). Where it is not, a copy that nobody waits for still helps,
 and one that a request would wait for does not. Without measurements nothing here speaks
 against a copy.
+
+Times are known to a scheduler pass only. So the bus is taken to be at least as fast as
+it may have been, and computing at most: what is concluded from that holds.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 
@@ -29,10 +33,15 @@ class Rate:
         self._least = least
         self._samples: deque[float] = deque(maxlen=window)
 
-    def record(self, tokens: int, seconds: float) -> None:
-        """One measurement; without extent in tokens or time it says nothing."""
+    def took_at_most(self, tokens: int, seconds: float) -> None:
+        """So the rate was at least this; without extent it says nothing."""
         if tokens > 0 and seconds > 0:
             self._samples.append(tokens / seconds)
+
+    def took_at_least(self, tokens: int, seconds: float) -> None:
+        """So the rate was at most this; without an extent in time it has no bound."""
+        if tokens > 0:
+            self._samples.append(tokens / seconds if seconds > 0 else math.inf)
 
     @property
     def value(self) -> float | None:

@@ -175,8 +175,8 @@ def test_over_a_bus_slower_than_computing_a_lone_request_computes(
     harness: Any,
 ) -> None:
     for _ in range(8):
-        harness.cache.speeds.bus.record(10, 1.0)
-        harness.cache.speeds.prefill.record(1000, 1.0)
+        harness.cache.speeds.bus.took_at_least(10, 1.0)
+        harness.cache.speeds.prefill.took_at_most(1000, 1.0)
     req = request("a", A)
     assert scheduler_pass(harness, [req]) == (["a"], -1)
     assert req.host_loaded_length == 0

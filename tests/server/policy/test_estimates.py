@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,32 +19,41 @@ from kvflow_server.policy.estimates import (
 def test_a_rate_is_unknown_until_there_are_enough_samples() -> None:
     rate = Rate(quantile=0.5, least=3)
     for _ in range(2):
-        rate.record(100, 2.0)
+        rate.took_at_most(100, 2.0)
     assert rate.value is None
-    rate.record(100, 2.0)
+    rate.took_at_most(100, 2.0)
     assert rate.value == 50
 
 
 def test_one_bad_sample_does_not_move_a_rate() -> None:
     rate = Rate(quantile=0.75)
     for _ in range(15):
-        rate.record(100, 1.0)
-    rate.record(100, 1e-9)
+        rate.took_at_most(100, 1.0)
+    rate.took_at_most(100, 1e-9)
     assert rate.value == 100
 
 
 def test_a_rate_forgets_what_is_long_past() -> None:
     rate = Rate(quantile=0.5, window=4)
     for seconds in (1, 1, 1, 1, 2, 2, 2, 2):
-        rate.record(100, seconds)
+        rate.took_at_most(100, seconds)
     assert rate.value == 50
 
 
 def test_samples_without_extent_say_nothing() -> None:
     rate = Rate(quantile=0.5, least=1)
-    rate.record(0, 1.0)
-    rate.record(10, 0.0)
+    rate.took_at_most(0, 1.0)
+    rate.took_at_most(10, 0.0)
     assert rate.value is None
+
+
+def test_what_was_too_quick_to_measure_has_no_bound() -> None:
+    rate = Rate(quantile=0.75, least=2)
+    for seconds in (0.0, 2.0, 2.0):
+        rate.took_at_least(100, seconds)
+    assert rate.value == math.inf
+    assert not computing_is_quicker(1000, 0, rate.value, 1e9)
+    assert worth_prefetching(1000, 0, lead=0.0, bus=rate.value, prefill=1e9)
 
 
 def test_the_lead_grows_with_the_steps_and_is_nothing_for_who_executes() -> None:
