@@ -8,12 +8,13 @@ SETUP  := $(PYTHON) tools/environment.py setup
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-client setup-server print-kvflow demo test test-full lint format lock prune clean
+.PHONY: help setup setup-client setup-server print-kvflow demo test test-full test-legacy lint format lock prune clean
 
 help:
 	@echo "make demo          run a ten-agent workflow on real servers and compare"
 	@echo "make test          lint, type checks and all tests"
 	@echo "make test-full     those, every server configuration and the long traces"
+	@echo "make test-legacy   agentUniverse, in an environment of its own (1 GB)"
 	@echo "make setup         make both environments (.venv/client, .venv/server)"
 	@echo "make print-kvflow  print the path of the kvflow command"
 	@echo "make lint          ruff and mypy; make format applies ruff's fixes"
@@ -39,6 +40,10 @@ test: setup
 
 test-full: setup
 	@$(PYTHON) tools/checks.py lint client openai-2 server full
+
+test-legacy: setup-server
+	@$(SETUP) agentuniverse
+	@$(PYTHON) tools/checks.py legacy
 
 lint: setup-client
 	@$(PYTHON) tools/checks.py lint

@@ -76,6 +76,7 @@ _INTEGRATIONS = {
     "langgraph": "langgraph",
     "autogen_agentchat": "autogen",
     "sglang": "sglang_lang",
+    "agentuniverse": "agentuniverse",
 }
 """By a framework's package: the module of `kvflow_integrations` that understands it."""
 
@@ -90,9 +91,9 @@ def wrap(
     """`app`, a program of an agent framework, with KVFlow attached to its agents.
 
     A compiled LangGraph graph, an AutoGen team or agent, an endpoint of SGLang's
-    front-end language. `name` prefixes its agents, for programs that wrap several.
-    `targets`, for LangGraph only: where nodes lead that do not declare it, as
-    {"node": ["this", "that"]}.
+    front-end language, a PEER agent of agentUniverse. `name` prefixes its agents, for
+    programs that wrap several. `targets`, for LangGraph only: where nodes lead that do
+    not declare it, as {"node": ["this", "that"]}.
     Raises `UnsupportedError` for an object that no integration understands.
     """
     # By name, so that no framework is imported that the program does not use.

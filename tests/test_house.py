@@ -32,6 +32,7 @@ FLOORS = [
         "kvflow_integrations.autogen",
         "kvflow_integrations.openai_agents",
         "kvflow_integrations.sglang_lang",
+        "kvflow_integrations.agentuniverse",
     ],
     ["kvflow_integrations"],
     ["kvflow_sdk"],  # the front door: `kvflow.wrap` finds the integration

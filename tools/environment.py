@@ -1,11 +1,12 @@
-"""Makes the two environments of KVFlow. Standard library only.
+"""Makes the environments of KVFlow. Standard library only.
 
-    python3.11 tools/environment.py setup [client] [server]
-    python3.11 tools/environment.py lock  [client] [server]
+    python3.11 tools/environment.py setup [client] [server] [agentuniverse]
+    python3.11 tools/environment.py lock  [client] [server] [agentuniverse]
     python3.11 tools/environment.py prune
 
 SGLang pins openai 2.8 and the frameworks want 3.x, so there are two environments.
-Each has two halves:
+A framework that pins what is older still has one of its own, made only when it is
+named. Each has two halves:
 
     <store>/<name>-<python>-<key>   dependencies only, exactly what the lock file says;
                                     the key is a hash of it. Every checkout with the
@@ -40,13 +41,22 @@ from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("client", "server")
+LEGACY = ("agentuniverse",)
+"""Made only when they are named: for `make test-legacy`."""
 PYTHON = (3, 11)
 MARKER = "kvflow-complete"
 """In a shared environment: holds the lock file's pins; its age is the last use."""
 STAMP = "kvflow-stamp"
 """In a thin environment: what it was made from."""
-DISK_GB = {"client": 1, "server": 14}
+DISK_GB = {"client": 1, "server": 14, "agentuniverse": 2}
 """Free space an installation needs, with what pip unpacks on the way."""
+
+
+SIZES = {
+    "client": "a minute",
+    "server": "11 GB, five to ten minutes",
+    "agentuniverse": "1 GB, a few minutes",
+}
 
 
 Arg: TypeAlias = str | Path
@@ -59,12 +69,12 @@ class SetupError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Makes the environments of KVFlow.")
     parser.add_argument("command", choices=["setup", "lock", "prune"])
-    parser.add_argument("names", nargs="*", metavar="client|server")
+    parser.add_argument("names", nargs="*", metavar="|".join([*NAMES, *LEGACY]))
     args = parser.parse_args(argv)
     names = args.names or list(NAMES)
     try:
-        if unknown := set(names) - set(NAMES):
-            raise SetupError(f"no environment {unknown}, there are {NAMES}")
+        if unknown := set(names) - {*NAMES, *LEGACY}:
+            raise SetupError(f"no environment {unknown}, there are {NAMES + LEGACY}")
         _check_python()
         if args.command == "prune":
             prune()
@@ -117,7 +127,7 @@ def lock(name: str) -> None:
 
 def prune() -> None:
     """Remove the shared environments that this checkout's lock files do not name."""
-    keep = {shared_path(name).name for name in NAMES}
+    keep = {shared_path(name).name for name in NAMES + LEGACY}
     for marker in store().glob(f"*/{MARKER}"):
         shared = marker.parent
         if shared.name not in keep:
@@ -195,7 +205,7 @@ def _build_shared(name: str, shared: Path, lines: list[str], fault: str) -> None
             "`make prune` removes environments of other lock files; "
             "KVFLOW_ENV_DIR chooses another folder"
         )
-    size = "a minute" if name == "client" else "11 GB, five to ten minutes"
+    size = SIZES[name]
     step = _Step(name, f"installing {len(lines)} packages once ({size})")
     pip_pin = next(line for line in lines if line.startswith("pip=="))
     seed = shared / "seed"

@@ -28,7 +28,7 @@ from kvflow_sdk.errors import UnsupportedError
 from .attachment import Attachment, TrackedEndpoint, attach, release
 from .boundary import FIXED
 
-__all__ = ["FIXED", "unwrap", "wrap"]
+__all__ = ["FIXED", "step_graph", "unwrap", "wrap"]
 
 _App = TypeVar("_App")
 
@@ -40,13 +40,15 @@ def wrap(app: _App, *, client: Client | None = None, name: str | None = None) ->
     """
     if isinstance(app, TrackedEndpoint):
         return app
-    if not isinstance(app, RuntimeEndpoint):
-        raise UnsupportedError(
-            f"kvflow.wrap takes an sgl.RuntimeEndpoint (of an sgl.Runtime its "
-            f"`endpoint`), not {type(app).__module__}.{type(app).__qualname__}"
-        )
+    _check(app)
     tracked: _App = attach(Attachment(app, client, name))
     return tracked
+
+
+def step_graph(app: object, name: str | None = None) -> None:
+    """None: functions say nothing of each other, so what follows is declared with
+    ``kvflow.workflow(graph)`` or learned. Raises `UnsupportedError` as `wrap` does."""
+    _check(app)
 
 
 def unwrap(app: _App) -> _App:
@@ -56,3 +58,11 @@ def unwrap(app: _App) -> _App:
     release(app._kvflow)
     original: _App = app._kvflow.original
     return original
+
+
+def _check(app: object) -> None:
+    if not isinstance(app, RuntimeEndpoint):
+        raise UnsupportedError(
+            f"kvflow.wrap takes an sgl.RuntimeEndpoint (of an sgl.Runtime its "
+            f"`endpoint`), not {type(app).__module__}.{type(app).__qualname__}"
+        )
