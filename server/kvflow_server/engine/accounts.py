@@ -104,7 +104,8 @@ def note_admission(cache: KVFlowCache, req: Any, recomputed: int = 0) -> None:
     if tag is None or account is None:
         cache.counters.untagged.add(0, prompt, ends)
         return
-    account.requests += 1
+    # SGLang runs the prompt of an n > 1 call once, for no output, before the n.
+    account.requests += req.sampling_params.max_new_tokens != 0
     account.skipped_s += waited
     account.skipped_requests += waited > 0
     boundary = min(tag.fixed_tokens, prompt)

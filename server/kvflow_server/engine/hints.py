@@ -40,8 +40,8 @@ def read_request_hints(cache: KVFlowCache, req: Any, received: Any) -> None:
     """Apply the step updates that came with a request, and tag it.
 
     `received` is the request as it arrived: SGLang does not copy the hints of one that
-    continues a session. Never raises: metadata that cannot be used is dropped, counted and logged once, and
-    the call is served as SGLang would.
+    continues a session. Never raises: metadata that cannot be used is dropped, counted
+    and logged once, and the call is served as SGLang would.
     """
     hints = getattr(received, "kv_hints", None)
     if hints is None or all(a.action_type != ACTION_TYPE for a in hints.actions):
