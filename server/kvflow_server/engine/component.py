@@ -94,10 +94,15 @@ class KVFlowFullComponent(FullComponent):
         for client, excess in tree.protection.excesses():
             if freed >= enough:
                 break
-            if client != beneficiary:
-                order = tree.evictable_device_leaves.order.of(client)
-                tokens = sum(len(e[-1].key) for e in order if e >= ceiling)
-                freed += min(excess, tokens)
+            if client == beneficiary:
+                continue
+            wanted = min(excess, enough - freed)
+            for entry in tree.evictable_device_leaves.order.of(client):
+                if wanted <= 0:
+                    break
+                if entry >= ceiling:  # the others are counted already
+                    tokens = min(len(entry[-1].key), wanted)
+                    freed, wanted = freed + tokens, wanted - tokens
         return freed
 
     def _evict_device_next_node(

@@ -67,6 +67,8 @@ class Prefetcher:
         served = self._start_demand()
         if not self.active or not self.candidates:
             return
+        if self._cache.loads.queued >= self._limits.max_inflight:
+            return
         if served and self._stamp() != self._planned_at:
             self._plan(busy(), reserve())
             self._planned_at = self._stamp()

@@ -272,6 +272,7 @@ def test_a_prefetch_displaces_no_nearer_prompt_and_keeps_the_reserve(
     cache.prefetcher.run(set, reserve=lambda: reserve)
     left = harness.allocator.available_size() + cache.evictable_size()
     assert not cache.loads.active or left >= reserve
+    assert cache.loads.active or resident(harness) == was, "evicted for nothing"
     walks = (cache.tree_core.walk(harness.key(t)) for t in prompts.values())
     brought = {n.kvflow.prefetched for walk in walks for n in walk} - {None}
     nearest = min((steps[agent] for _, agent in brought), default=None)
