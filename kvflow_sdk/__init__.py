@@ -77,6 +77,7 @@ _INTEGRATIONS = {
     "autogen_agentchat": "autogen",
     "sglang": "sglang_lang",
     "agentuniverse": "agentuniverse",
+    "agents": "openai_agents",
 }
 """By a framework's package: the module of `kvflow_integrations` that understands it."""
 
@@ -90,10 +91,10 @@ def wrap(
 ) -> _T:
     """`app`, a program of an agent framework, with KVFlow attached to its agents.
 
-    A compiled LangGraph graph, an AutoGen team or agent, an endpoint of SGLang's
-    front-end language, a PEER agent of agentUniverse. `name` prefixes its agents, for
-    programs that wrap several. `targets`, for LangGraph only: where nodes lead that do
-    not declare it, as {"node": ["this", "that"]}.
+    A compiled LangGraph graph, an AutoGen team or agent, an agent of the OpenAI Agents
+    SDK, an endpoint of SGLang's front-end language, a PEER agent of agentUniverse.
+    `name` prefixes its agents, for programs that wrap several. `targets`, for LangGraph
+    only: where nodes lead that do not declare it, as {"node": ["this", "that"]}.
     Raises `UnsupportedError` for an object that no integration understands.
     """
     # By name, so that no framework is imported that the program does not use.
@@ -101,13 +102,16 @@ def wrap(
     more = {} if targets is None else {"targets": targets}
     for package, module in _INTEGRATIONS.items():
         if package in modules and package in sys.modules:
-            integration = importlib.import_module(f"kvflow_integrations.{module}")
+            try:
+                integration = importlib.import_module(f"kvflow_integrations.{module}")
+            except ImportError:
+                continue  # a package of the user's own, of the same name
             wrapped: _T = integration.wrap(app, client=client, name=name, **more)
             return wrapped
     raise UnsupportedError(
         f"kvflow.wrap takes a compiled LangGraph graph (graph.compile()), an AutoGen "
-        f"team or an SGLang endpoint, not {type(app).__module__}."
-        f"{type(app).__qualname__}; for plain functions use @kvflow.agent(name), for "
+        f"team, an agent of the OpenAI Agents SDK or an SGLang endpoint, not "
+        f"{type(app).__module__}.{type(app).__qualname__}; for plain functions use @kvflow.agent(name), for "
         f"OpenAI clients kvflow.OpenAI or kvflow.AsyncOpenAI"
     )
 
