@@ -37,7 +37,8 @@ def wrap(app: _App, *, client: Client | None = None, name: str | None = None) ->
         return app
     agent = _checked(app)
     graph = read_graph(agent, name or "")
-    tracked: Any = object.__new__(_tracked_class(type(agent)))
+    kind: Any = type(agent)
+    tracked: Any = object.__new__(_tracked_class(kind))
     tracked._kvflow = Attachment(agent, graph, name or "", client)
     tracked.__dict__ = agent.__dict__
     _patches.acquire()

@@ -95,7 +95,7 @@ class _Filter:
     def __init__(self, tracker: _Tracker, theirs: Any) -> None:
         self._tracker = tracker
         # An agent called as a tool inherits the configuration of its caller.
-        self.theirs = theirs.theirs if isinstance(theirs, _Filter) else theirs
+        self.theirs: Any = theirs.theirs if isinstance(theirs, _Filter) else theirs
 
     def __call__(self, data: Any) -> Any:
         try:
