@@ -110,9 +110,10 @@ def wrap(
             return wrapped
     raise UnsupportedError(
         f"kvflow.wrap takes a compiled LangGraph graph (graph.compile()), an AutoGen "
-        f"team, an agent of the OpenAI Agents SDK or an SGLang endpoint, not "
-        f"{type(app).__module__}.{type(app).__qualname__}; for plain functions use @kvflow.agent(name), for "
-        f"OpenAI clients kvflow.OpenAI or kvflow.AsyncOpenAI"
+        f"team, an agent of the OpenAI Agents SDK, an SGLang endpoint or a PEER agent of "
+        f"agentUniverse, not {type(app).__module__}.{type(app).__qualname__}; for plain "
+        f"functions use @kvflow.agent(name), for OpenAI clients kvflow.OpenAI or "
+        f"kvflow.AsyncOpenAI"
     )
 
 
