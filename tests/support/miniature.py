@@ -92,11 +92,11 @@ class Miniature:
             origin_input_text="",
             origin_input_ids=array("q", tokens),
             sampling_params=SamplingParams(max_new_tokens=output),
-            kv_hints=hints,
         )
         from kvflow_server.engine.scheduling import tag_request
 
-        tag_request(req, self)
+        received = SimpleNamespace(kv_hints=hints, input_ids=list(tokens))
+        tag_request(req, self, received)
         self.waiting.append(req)
         return req
 
