@@ -19,6 +19,7 @@ from langchain_core.messages import AIMessage
 from kvflow_integrations.conformance import Loopback, Seen
 from kvflow_integrations.langgraph.topology import read_topology
 from kvflow_sdk.client import Client
+from kvflow_sdk.config import Config
 from kvflow_sdk.distance import Frontier, steps_to_execution
 from kvflow_sdk.graph import AgentStepGraph
 from kvflow_sdk.openai import OpenAI
@@ -248,3 +249,39 @@ def test_peer_runs_as_a_program_with_or_without_the_data_set(
         finance.main(server.url, 1)
     question = "Is copper dear?" if there else "How do falling interest rates"
     assert capsys.readouterr().out.startswith(question)
+
+
+@pytest.mark.usefixtures("own_client")
+def test_plain_functions_learn_who_follows_whom(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = example("plain_functions", monkeypatch)
+    with Loopback(text="one\ntwo") as server:
+        plain.main(server.url, ["Why?"] * 4)
+        calls = [c.updates[0] for c in server.at("/completions")]
+    assert capsys.readouterr().out == "one\ntwo\n" * 4
+    per_run = len(calls) // 4
+    first, *_, last = (calls[i : i + per_run] for i in range(0, len(calls), per_run))
+    names = ["planner", "analyst", "analyst", "writer"]
+    assert [call.agent for call in first] == [call.agent for call in last] == names
+    assert first[0].steps == {"planner": 0}
+    assert last[0].steps == {"planner": 0, "analyst": 1, "writer": 2}
+
+
+def test_what_was_learned_survives_a_restart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = example("plain_functions", monkeypatch)
+    config = Config(learned=str(tmp_path / "transitions.json"))
+    with Loopback(text="one") as server:
+        for questions in (["Why?"] * 3, ["Why?"]):
+            with Client(config=config) as client:
+                monkeypatch.setattr("kvflow_sdk.client._default", client)
+                plain.main(server.url, questions)
+        last = server.at("/completions")[-3].updates[0]
+    assert last.steps == {"planner": 0, "analyst": 1, "writer": 2}
+
+
+@pytest.mark.parametrize("name", ["peer_finance", "plain_functions", "sgl_pipeline"])
+def test_an_example_is_short(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60

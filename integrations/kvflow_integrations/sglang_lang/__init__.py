@@ -8,7 +8,7 @@
 The functions stay as they are. Those that are called inside ``kvflow.workflow(graph)``
 belong to that run, a function that calls another one executes together with it, and
 any other is a run of its own. Where the fixed part of a function's prompt ends is
-learnt from its calls; a function that wants it right from the first call on says so
+learned by the server; a function that wants it right from the first call on says so
 with SGLang's own scope::
 
     with s.var_scope(FIXED):
@@ -36,7 +36,8 @@ _App = TypeVar("_App")
 def wrap(app: _App, *, client: Client | None = None, name: str | None = None) -> _App:
     """A tracked copy of the `sgl.RuntimeEndpoint` `app`, which stays as it is.
 
-    `name` prefixes the agents that run on it. Raises `UnsupportedError`.
+    Who wraps an endpoint says that its server is KVFlow. `name` prefixes the agents
+    that run on it. Raises `UnsupportedError`.
     """
     if isinstance(app, TrackedEndpoint):
         return app

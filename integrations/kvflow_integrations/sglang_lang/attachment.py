@@ -27,7 +27,7 @@ from kvflow_sdk.client import Client, owner_of, usable_client
 from kvflow_sdk.context import Scope, current_scope, within
 from kvflow_sdk.errors import WireError
 
-from .boundary import PrefixLearner, declared
+from .boundary import declared
 from .execution import Program, hook_submit, hook_worker, program_of
 
 __all__ = ["Attachment", "TrackedEndpoint", "attach", "release"]
@@ -45,14 +45,17 @@ class Attachment:
         self.released = False
         self._client = client
         self._name = name
-        self._prefixes = PrefixLearner()
         ours = usable_client(client)
         if ours is not None:
-            try:
-                # A server that nobody asked yet is asked now, in the background.
-                ours.knows(original.base_url)
-            except Exception as error:
-                ours.counters.error("base URL of an endpoint", error)
+            self._introduce(ours)
+
+    def _introduce(self, client: Client) -> None:
+        """Whoever wraps an endpoint says that its server is KVFlow."""
+        try:
+            client.configure(self.original.base_url, api_key=self.original.api_key)
+        except Exception as error:
+            # SGLang fails in the call; so does this.
+            client.counters.error("base URL of an endpoint", error)
 
     def program(self, program: Any) -> Program | None:
         """A new execution of the SglFunction `program`; None when KVFlow is off."""
@@ -77,21 +80,17 @@ class Attachment:
         if client is None:
             return
         try:
-            if client.config.disable or not client.knows(self.original.base_url):
+            if client.config.disable:
                 return
-            mark = self._mark(program, executor) if "text" in body else None
+            # The run may be of another client than the endpoint.
+            self._introduce(client)
+            mark = declared(executor) if "text" in body else None
             update = program.call.run.snapshot(agent=program.agent, fixed=mark)
             body.setdefault("kv_hints", wire.to_envelope([update]))
         except Exception as error:
             client.counters.error("in-band metadata", error)
         else:
             client.counters.add("calls.tagged")
-
-    def _mark(self, program: Program, executor: Any) -> wire.FixedMark | None:
-        if not program.began:
-            program.began = True
-            self._prefixes.see(program.agent, executor.text_)
-        return declared(executor) or self._prefixes.mark(program.agent, executor.text_)
 
 
 class TrackedEndpoint(RuntimeEndpoint):

@@ -36,8 +36,6 @@ class Program:
 
     def __init__(self, agent: str, client: Client | None) -> None:
         self.agent = agent
-        self.began = False
-        """Whether it has called the model."""
         self._execution = Execution(agent, None, client)
         self._lock = threading.Lock()
         self._returned = False
