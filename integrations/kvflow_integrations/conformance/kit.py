@@ -107,7 +107,7 @@ class Conformance:
                 assert heard.update is not None
                 assert heard.known == heard.update.steps
             assert client.flush(30)
-            known = stage.clients()[client.id]
+            known = stage.client(client.id)
         agents = {
             self.harness.agent(name) for m in scenario.moments for name in m.agents
         }

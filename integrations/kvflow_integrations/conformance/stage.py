@@ -133,12 +133,12 @@ class Stage(Loopback):
         done = self._behind.post(wire.STEPS_PATH, json=request.body)
         return done.status_code, {}
 
-    def clients(self) -> dict[str, Any]:
-        """What the real server behind the stage knows, by client."""
+    def client(self, client: str) -> dict[str, Any]:
+        """What the real server behind the stage knows of the client with this id."""
         assert self._behind is not None, "no server behind this stage"
         reply = self._behind.get("/kvflow/v1/state").raise_for_status()
         known: dict[str, Any] = reply.json()["clients"]
-        return known
+        return known.get(wire.shown_client(client), {})  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self.release()
@@ -182,8 +182,8 @@ class Stage(Loopback):
         ).raise_for_status()
 
     def _state_of(self, update: StepUpdate) -> dict[str, int] | None:
-        client = self.clients().get(update.client, {})
-        known: dict[str, int] | None = client.get("runs", {}).get(update.run)
+        runs = self.client(update.client).get("runs", {})
+        known: dict[str, int] | None = runs.get(update.run)
         return known
 
 
