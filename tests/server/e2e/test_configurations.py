@@ -130,13 +130,14 @@ def test_steps_reach_the_whole_server_and_a_flush_empties_it(
     mark = FixedMark(tokens=FIXED)
     inband = caller.update({"planner": 0, "writer": 3}, agent="planner", fixed=mark)
     answer = server.ask(prompt, wire.to_envelope([inband]))
+    shown = wire.shown_client(caller.id)
     for state in replicas_of(server.settle()):
-        assert state["clients"][caller.id]["runs"] == {
+        assert state["clients"][shown]["runs"] == {
             caller.run: {"planner": 0, "writer": 3}
         }
     assert server.send(caller.update({"writer": 1})).status_code == 202
     for state in replicas_of(server.settle()):
-        assert state["clients"][caller.id]["runs"] == {caller.run: {"writer": 1}}
+        assert state["clients"][shown]["runs"] == {caller.run: {"writer": 1}}
     assert server.http.post("/flush_cache").status_code == 200
     state = server.state()
     assert state["pool"]["free"] == state["pool"]["tokens"]

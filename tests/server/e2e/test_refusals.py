@@ -75,6 +75,20 @@ def test_the_flags_of_kvflow_serve_are_not_refused() -> None:
     assert refusals_of(*flags) == []
 
 
+def test_the_doctor_reads_a_config_file_as_sglang_does(tmp_path: Path) -> None:
+    from kvflow_server.edge.doctor import refused_flags
+
+    config = tmp_path / "sglang.yaml"
+    config.write_text("model-path: m\npp-size: 2\n")
+    refusals_of()  # imports SGLang in an order that it bears
+    (refusal,) = refused_flags(["--config", str(config)])
+    assert refusal.startswith("--pp-size: ")
+    (unknown,) = refused_flags(["--model-path", "m", "--no-such-flag", "1"])
+    assert unknown == "SGLang has no flag --no-such-flag"
+    (unread,) = refused_flags(["--config", str(tmp_path / "gone.yaml")])
+    assert "gone.yaml" in unread
+
+
 def refusals_of(*flags: str) -> list[str]:
     """For SGLang's own reading of the command line."""
     with warnings.catch_warnings():

@@ -42,7 +42,7 @@ def test_several_tokenizer_workers_are_refused_only_with_a_key(key: str) -> None
     assert refusals(several) == []
     setattr(several, key, "a key")
     (refusal,) = refusals(several)
-    assert refusal.startswith("--tokenizer-worker-num: SGLang checks no key")
+    assert refusal.startswith("--tokenizer-worker-num: with an API key: ")
 
 
 def test_models_that_are_not_supported_are_refused_each_by_name() -> None:
