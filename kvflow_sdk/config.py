@@ -6,6 +6,7 @@ setting has one variable, `KVFLOW_` and its name in capitals; `Config` is the ta
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping
@@ -98,6 +99,7 @@ def _read(variable: str, text: str, kind: str) -> object:
     return text
 
 
+@functools.lru_cache(maxsize=256)
 def origin_of(url: str) -> str:
     """``scheme://host:port`` of `url`, normalised. Raises `ConfigError`."""
     try:
@@ -122,6 +124,7 @@ def is_openai(origin: str) -> bool:
     return host == "api.openai.com" or host.endswith(".api.openai.com")
 
 
+@functools.lru_cache(maxsize=256)
 def server_root(url: str) -> str:
     """`url` without query, trailing slash and ``/v1``: what routes hang below."""
     parts = urlsplit(url)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .distance import Frontier
-from .graph import START, AgentStepGraph, GraphBuilder, Group
+from .graph import START, AgentStepGraph, GraphBuilder, Group, StepIndex
 
 __all__ = ["MIN_EVIDENCE", "Observer", "Transitions", "likelihoods"]
 
@@ -56,6 +56,7 @@ class Transitions:
         self._moved: dict[str, dict[str, int]] = {}
         self._next_epoch: dict[str, int] = {}
         self._graphs: dict[int, tuple[Any, int, AgentStepGraph]] = {}
+        self._weights: dict[int, tuple[Any, int, tuple[float, ...] | None]] = {}
         self._learned: tuple[int, AgentStepGraph | None] = (-1, None)
         self._saved = 0
         self._changes = 0
@@ -141,6 +142,29 @@ class Transitions:
         self._graphs[id(graph)] = (graph, epoch, made)
         return made
 
+    def weights(self, graph: AgentStepGraph) -> tuple[float, ...] | None:
+        """By group of `graph`: how likely it triggers, once its sources have ended.
+
+        1 for what is certain, -1 for what is not known; None when no choice is known.
+        """
+        cached = self._weights.get(id(graph))
+        if cached is not None and cached[0] is graph and cached[1] == self.epoch:
+            return cached[2]
+        epoch = self.epoch
+        made: tuple[float, ...] | None = None
+        if graph.index.conditional and self._left:
+            made = tuple(map(self._weight, graph.groups))
+            if all(
+                w < 0 for w, g in zip(made, graph.groups, strict=True) if g.conditional
+            ):
+                made = None
+        if cached is not None and cached[0] is graph and cached[2] == made:
+            made = cached[2]
+        if len(self._weights) >= MAX_TARGETS:
+            self._weights.clear()
+        self._weights[id(graph)] = (graph, epoch, made)
+        return made
+
     def save(self) -> None:
         """Write the file, if there is one and something is new. Never raises."""
         if self.path is None or self._changes == self._saved:
@@ -160,6 +184,12 @@ class Transitions:
     def after_fork(self) -> None:
         """The lock may have been held in the parent."""
         self._lock = threading.Lock()
+
+    def _weight(self, group: Group) -> float:
+        if not group.conditional:
+            return 1.0
+        known = [self.frequency(source, group.target) for source in group.sources]
+        return min(-1.0 if value is None else value for value in known)
 
     def _refined(self, graph: AgentStepGraph) -> tuple[Group, ...]:
         kept: list[Group] = []
@@ -299,72 +329,82 @@ class _Wave:
 
 
 def likelihoods(
-    graph: AgentStepGraph, frontier: Frontier, transitions: Transitions
+    graph: AgentStepGraph, frontier: Frontier, weights: tuple[float, ...]
 ) -> dict[str, float]:
     """How likely each agent is to run, where that is known and less than certain.
 
-    The largest product of frequencies along a path from the frontier; a barrier is as
-    likely as the least likely of its members. An unknown frequency says nothing, so
-    what lies only behind one is left out.
+    The largest product of `weights` along a path from the frontier; a barrier is as
+    likely as the least likely of its members. An unknown weight says nothing, so what
+    lies only behind one is left out.
     """
-    search = _Search(graph, frontier, transitions)
-    found = search.run(frontier)
+    found = _Search(graph.index, frontier, weights).run(frontier)
+    names = graph.index.names
     return {
         name: round(value, 3)
-        for name, value in found.items()
-        if value < 0.9995 and name in graph
+        for name, value in zip(names, found, strict=False)
+        if 0.0 < value < 0.9995
     }
 
 
 class _Search:
-    """Best first, which is right because no factor is above 1."""
+    """Best first, which is right because no weight is above 1."""
 
     def __init__(
-        self, graph: AgentStepGraph, frontier: Frontier, transitions: Transitions
+        self, index: StepIndex, frontier: Frontier, weights: tuple[float, ...]
     ) -> None:
-        self._graph = graph
-        self._transitions = transitions
-        self._left = {
-            number: set(graph.groups[number].sources) - members
-            for number, members in frontier.arrivals.items()
+        ids = index.ids
+        self._index = index
+        self._weights = weights
+        self._found = [0.0] * len(ids)
+        self._missing = list(index.sizes)
+        self._certain: list[int] = []
+        self._heap: list[tuple[float, int]] = []
+        self._arrived = {
+            group: {ids[name] for name in members if name in ids}
+            for group, members in frontier.arrivals.items()
         }
-        self._heap: list[tuple[float, str]] = []
+        for group, members in self._arrived.items():
+            self._missing[group] -= len(members)
 
-    def run(self, frontier: Frontier) -> dict[str, float]:
-        heap = self._heap
-        for name in frontier.executing | frontier.fired | frontier.holding:
-            heapq.heappush(heap, (-1.0, name))
+    def run(self, frontier: Frontier) -> list[float]:
+        ids = self._index.ids
+        running = frontier.executing | frontier.fired | frontier.holding
+        self._certain += [ids[name] for name in running if name in ids]
         if not frontier.started:
-            heapq.heappush(heap, (-1.0, START))
-        for number, left in self._left.items():
-            if not left:
-                self._trigger(number, 1.0)
-        found: dict[str, float] = {}
-        while heap:
-            negative, name = heapq.heappop(heap)
-            if name in found:
-                continue
-            found[name] = -negative
-            for number in self._graph.feeds(name):
-                if number not in self._left:
-                    self._left[number] = set(self._graph.groups[number].sources)
-                left = self._left[number]
-                left.discard(name)
-                if not left:
-                    self._trigger(number, -negative)
-        return found
+            self._certain.append(ids[START])
+        for group in self._arrived:
+            if not self._missing[group]:
+                self._trigger(group, 1.0)
+        while True:
+            # What is certain needs no queue, and that is most of most graphs.
+            while self._certain:
+                self._leave(self._certain.pop(), 1.0)
+            if not self._heap:
+                return self._found
+            negative, node = heapq.heappop(self._heap)
+            self._leave(node, -negative)
 
-    def _trigger(self, number: int, likelihood: float) -> None:
-        group = self._graph.groups[number]
-        if group.conditional:
-            known = [
-                self._transitions.frequency(s, group.target) for s in group.sources
-            ]
-            if None in known:
-                return
-            likelihood *= min(value for value in known if value is not None)
-        if likelihood > 0:
-            heapq.heappush(self._heap, (-likelihood, group.target))
+    def _leave(self, node: int, likelihood: float) -> None:
+        if self._found[node]:
+            return
+        self._found[node] = likelihood
+        missing, arrived = self._missing, self._arrived
+        for group in self._index.leaves[node]:
+            if arrived and node in arrived.get(group, ()):
+                continue
+            missing[group] -= 1
+            if not missing[group]:
+                self._trigger(group, likelihood)
+
+    def _trigger(self, group: int, likelihood: float) -> None:
+        target = self._index.targets[group]
+        weight = self._weights[group]
+        if weight <= 0.0 or self._found[target]:
+            return
+        if weight * likelihood >= 1.0:
+            self._certain.append(target)
+        else:
+            heapq.heappush(self._heap, (-weight * likelihood, target))
 
 
 def _graph_of(edges: Iterable[tuple[str, str]]) -> AgentStepGraph | None:

@@ -9,7 +9,7 @@ Frameworks that run in supersteps (LangGraph, AutoGen's GraphFlow) announce each
 used up. Without a graph the steps are just the executing agents, at 0.
 
 Workflows come back to the same frontiers again and again, also in other runs, so what
-was computed for one is kept with the graph (at most `MAX_KNOWN` of them).
+was computed for one is kept with the graph (at most `MAX_KNOWN_STEPS`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Listener", "Run"]
 
 Listener = Callable[[StepUpdate], None]
 
-MAX_KNOWN = 512
-"""Frontiers of one graph whose steps are kept."""
+MAX_KNOWN_STEPS = 1 << 19
+"""Steps that are kept with one graph: its agents times the frontiers."""
 _NO_STEPS: Snapshot[int] = Snapshot()
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +68,9 @@ class Run:
         self._listeners = () if listener is None else (listener,)
         self._lock = threading.Lock()
         self._frontier = RunFrontier(graph, Observer(transitions, graph))
-        self._transitions = transitions
+        self._weights = None
+        if transitions is not None and graph is not None:
+            self._weights = transitions.weights(graph)
         self._steps = _NO_STEPS
         self._likelihood: Snapshot[float] | None = None
         self._seq = 0
@@ -172,24 +174,23 @@ class Run:
     def _known(
         self, frontier: Frontier
     ) -> tuple[Snapshot[int], Snapshot[float] | None]:
-        graph, transitions = self.graph, self._transitions
+        graph = self.graph
         if graph is None:
             running = frontier.executing | frontier.fired | frontier.hosting
             return Snapshot(dict.fromkeys(running, 0)), None
-        uncertain = transitions is not None and graph.index.conditional
-        epoch = transitions.epoch if uncertain and transitions is not None else -1
-        found = graph.memo.get(frontier.key)
-        if found is not None and found[2] in (epoch, -1):
+        key = frontier.key
+        found = graph.memo.get(key)
+        if found is not None and found[2] is self._weights:
             return found[0], found[1]
         steps = found[0] if found else Snapshot(steps_to_execution(graph, frontier))
         likelihood = None
-        if uncertain and transitions is not None:
-            known = likelihoods(graph, frontier, transitions)
+        if self._weights is not None:
+            known = likelihoods(graph, frontier, self._weights)
             reported = {name: known[name] for name in steps if name in known}
             likelihood = Snapshot(reported) if reported else None
-        while len(graph.memo) >= MAX_KNOWN:
+        while len(graph.memo) * len(graph.nodes) >= MAX_KNOWN_STEPS:
             graph.memo.pop(next(iter(graph.memo), None), None)
-        graph.memo[frontier.key] = (steps, likelihood, epoch)
+        graph.memo[key] = (steps, likelihood, self._weights)
         return steps, likelihood
 
     def _snapshot(

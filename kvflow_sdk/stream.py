@@ -37,6 +37,9 @@ MAX_BATCH = 64
 """Runs in one message: fewer than the server accepts, so that one is soon sent."""
 FIRST_BACKOFF = 0.1
 MAX_ANSWER = 64 * 1024
+COALESCE_S = 0.001
+"""Until a snapshot is sent that nothing else waited with. Whoever made it is about to
+make a call, and goes on meanwhile without this thread in its way."""
 _REFUSED = frozenset({400, 413, 422})
 _NOT_KVFLOW = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
@@ -238,7 +241,8 @@ class Stream:
                 if self._closed:
                     return None
                 pause = None if target is None else target.not_before - now
-                self._changed.wait(pause)
+                if self._changed.wait(pause) and not self._closed:
+                    return _let_go_on
 
     def _post(
         self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
@@ -311,6 +315,10 @@ class Stream:
         except httpx.HTTPError as error:
             log.debug("kvflow: no answer from %s (%s)", root, error)
         tell(is_kvflow)
+
+
+def _let_go_on(http: httpx.Client) -> None:
+    time.sleep(COALESCE_S)
 
 
 def _json(text: bytes) -> object:

@@ -20,7 +20,6 @@ import base64
 import binascii
 import hashlib
 import re
-import secrets
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -29,6 +28,7 @@ import msgspec
 
 from .deflate import Snapshot, compress
 from .errors import WireError
+from .ids import message_id
 
 __all__ = [
     "ACTION_TYPE",
@@ -170,7 +170,7 @@ def speaks_kvflow(obj: object) -> bool:
 
 def to_envelope(updates: Sequence[StepUpdate]) -> dict[str, Any]:
     """The ``kv_hints`` object that carries `updates`, one action each."""
-    message = secrets.token_hex(8)
+    message = message_id()
     return {
         "protocol_version": PROTOCOL_VERSION,
         "message_id": message,

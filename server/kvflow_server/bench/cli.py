@@ -178,3 +178,32 @@ def graph(
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(dataclasses.asdict(timing), indent=2) + "\n")
+
+
+@app.command()
+def sdk(
+    runs: Annotated[int, typer.Option(help="Workflows per size.")] = 7,
+    json_path: JsonPath = None,
+) -> None:
+    """Time what the SDK adds to each LLM call, with 50 and with 500 agents.
+
+    Needs no model and no GPU. The figures are call_overhead_ms_50 and
+    call_overhead_ms_500, medians over all calls; the first run, in which nothing is
+    known from runs before, is given apart.
+    """
+    from .sdk import SIZES, measure, report
+
+    if runs < 1:
+        raise typer.BadParameter("need runs >= 1", param_hint="--runs")
+    results = [measure(size, runs) for size in SIZES]
+    for result in results:
+        typer.echo(
+            f"{result.agents} agents: median {result.all_runs.median:.3f} ms per call "
+            f"({result.all_runs.q1:.3f} .. {result.all_runs.q3:.3f} over "
+            f"{result.all_runs.n}), {result.first_run.median:.3f} ms in the first run; "
+            f"header {result.header_bytes:.0f} bytes; "
+            f"{result.threads_of_runs} threads for further runs"
+        )
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(report(results), indent=2) + "\n")
