@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from .distance import Frontier
 from .graph import SEPARATOR, START, AgentStepGraph
-from .likelihood import Observer
+from .observer import Observer
 
 __all__ = ["RunFrontier"]
 

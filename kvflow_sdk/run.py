@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Mapping
 from .distance import Frontier, steps_to_execution
 from .frontier import RunFrontier
 from .graph import AgentStepGraph
-from .likelihood import Observer, Transitions, likelihoods
+from .likelihood import Transitions, likelihoods
+from .observer import Observer
 from .wire import FixedMark, Snapshot, StepUpdate
 
 __all__ = ["Listener", "Run"]

@@ -20,7 +20,9 @@ FLOORS = [
     ["kvflow_sdk.wire"],
     ["kvflow_sdk.drift"],
     ["kvflow_sdk.graph", "kvflow_sdk.distance"],
-    ["kvflow_sdk.run", "kvflow_sdk.frontier", "kvflow_sdk.likelihood"],
+    ["kvflow_sdk.likelihood"],
+    ["kvflow_sdk.observer"],
+    ["kvflow_sdk.run", "kvflow_sdk.frontier"],
     # A mark is carried by the context, so prompt is not beside wire.
     ["kvflow_sdk.context", "kvflow_sdk.stream", "kvflow_sdk.prompt"],
     ["kvflow_sdk.client", "kvflow_sdk.agent", "kvflow_sdk.openai"],
