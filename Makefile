@@ -14,7 +14,7 @@ help:
 	@echo "make demo          run a ten-agent workflow on real servers and compare"
 	@echo "make test          lint, type checks and all tests"
 	@echo "make test-full     those, every server configuration and the long traces"
-	@echo "make test-legacy   agentUniverse, in an environment of its own (1 GB)"
+	@echo "make test-legacy   agentUniverse and ag2, in environments of their own (1 GB)"
 	@echo "make setup         make both environments (.venv/client, .venv/server)"
 	@echo "make print-kvflow  print the path of the kvflow command"
 	@echo "make lint          ruff and mypy; make format applies ruff's fixes"
@@ -42,7 +42,7 @@ test-full: setup
 	@$(PYTHON) tools/checks.py lint client openai-2 server full
 
 test-legacy: setup-server
-	@$(SETUP) agentuniverse
+	@$(SETUP) ag2 agentuniverse
 	@$(PYTHON) tools/checks.py legacy
 
 lint: setup-client

@@ -75,6 +75,7 @@ _T = TypeVar("_T")
 _INTEGRATIONS = {
     "langgraph": "langgraph",
     "autogen_agentchat": "autogen",
+    "autogen": "ag2",
     "sglang": "sglang_lang",
     "agentuniverse": "agentuniverse",
     "agents": "openai_agents",

@@ -33,6 +33,7 @@ FLOORS = [
         "kvflow_integrations.langgraph",
         "kvflow_integrations.autogen",
         "kvflow_integrations.openai_agents",
+        "kvflow_integrations.ag2",
         "kvflow_integrations.sglang_lang",
         "kvflow_integrations.agentuniverse",
     ],

@@ -1,7 +1,7 @@
 """Makes the environments of KVFlow. Standard library only.
 
-    python3.11 tools/environment.py setup [client] [server] [agentuniverse]
-    python3.11 tools/environment.py lock  [client] [server] [agentuniverse]
+    python3.11 tools/environment.py setup [client] [server] [ag2] [agentuniverse]
+    python3.11 tools/environment.py lock  [client] [server] [ag2] [agentuniverse]
     python3.11 tools/environment.py prune
 
 SGLang pins openai 2.8 and the frameworks want 3.x, so there are two environments.
@@ -41,20 +41,21 @@ from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("client", "server")
-LEGACY = ("agentuniverse",)
+LEGACY = ("ag2", "agentuniverse")
 """Made only when they are named: for `make test-legacy`."""
 PYTHON = (3, 11)
 MARKER = "kvflow-complete"
 """In a shared environment: holds the lock file's pins; its age is the last use."""
 STAMP = "kvflow-stamp"
 """In a thin environment: what it was made from."""
-DISK_GB = {"client": 1, "server": 14, "agentuniverse": 2}
+DISK_GB = {"client": 1, "server": 14, "ag2": 1, "agentuniverse": 2}
 """Free space an installation needs, with what pip unpacks on the way."""
 
 
 SIZES = {
     "client": "a minute",
     "server": "11 GB, five to ten minutes",
+    "ag2": "a minute",
     "agentuniverse": "1 GB, a few minutes",
 }
 
