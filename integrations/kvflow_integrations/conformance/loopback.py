@@ -47,8 +47,11 @@ class Seen:
 
 
 def completion(text: str) -> dict[str, Any]:
-    """The body of a chat completion that says `text`."""
-    message = {"role": "assistant", "content": text}
+    """The body of a chat completion that says `text`, or calls a tool: ``->name``."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if text.startswith("->"):
+        called = {"name": text[2:], "arguments": "{}"}
+        message["tool_calls"] = [{"id": "1", "type": "function", "function": called}]
     return {
         "object": "chat.completion",
         **_HEAD,
