@@ -34,6 +34,7 @@ __all__ = [
     "ACTION_TYPE",
     "ACTION_VERSION",
     "CAPABILITIES_PATH",
+    "DRIFT_PATH",
     "HEADER",
     "MAX_AGENTS",
     "MAX_HEADER_BYTES",
@@ -72,6 +73,7 @@ CAPABILITIES_PATH = "/kvflow/v1/capabilities"
 STEPS_PATH = "/kvflow/v1/steps"
 STATE_PATH = "/kvflow/v1/state"
 """What a server knows and holds; needs its admin key where it has one."""
+DRIFT_PATH = "/kvflow/v1/drift"
 
 MAX_HEADER_BYTES = 8 * 1024
 MAX_INFLATED_BYTES = 256 * 1024
@@ -90,16 +92,15 @@ _NUMBERS: Mapping[str, tuple[type, ...]] = {"steps": (int,), "likelihood": (floa
 class FixedMark(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
-    """Where the fixed part of a prompt ends.
-
-    Either ``message`` and ``chars`` (code points into the concatenated text parts of
-    that message; every earlier message and the tools are fixed), or ``tokens`` (on
-    ``/generate`` only).
-    """
+    """Where the fixed part of a prompt ends: ``message`` and ``chars`` (code points into
+    the text parts of that message; earlier messages and tools are fixed), or ``tokens``
+    (on ``/generate``)."""
 
     message: int | None = None
     chars: int | None = None
     tokens: int | None = None
+    assumed: bool = False
+    """The server's own first guess; it gives way to what the agent's calls teach."""
 
 
 class StepUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

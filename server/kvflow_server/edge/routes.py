@@ -4,10 +4,11 @@
 ``GET  /kvflow/v1/capabilities``         what this server speaks; the SDK's probe
 ``POST /kvflow/v1/steps``                step updates out of band; 202 and no answer
 ``GET  /kvflow/v1/state``                clients, agents, prompts, counters
+``GET  /kvflow/v1/drift``                agents whose prompts part too early
 =======================================  ==========================================
 
-With ``--api-key`` the steps need the key; the state needs the key of
-``--admin-api-key`` where there is one. Nothing waits for a scheduler but the state.
+With ``--api-key`` the steps need the key; state and drift need the key of
+``--admin-api-key`` where there is one. Nothing waits for a scheduler but those two.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from starlette.requests import ClientDisconnect
 from kvflow_sdk.errors import WireError
 from kvflow_sdk.wire import (
     CAPABILITIES_PATH,
+    DRIFT_PATH,
     MAX_INFLATED_BYTES,
     STATE_PATH,
     STEPS_PATH,
@@ -53,6 +55,8 @@ def add_routes(app: FastAPI) -> None:
     app.add_api_route(CAPABILITIES_PATH, _capabilities, methods=["GET"])
     app.add_api_route(STEPS_PATH, _steps, methods=["POST"])
     app.add_api_route(STATE_PATH, state, methods=["GET"])
+    drift = auth_level(AuthLevel.ADMIN_OPTIONAL)(_drift)
+    app.add_api_route(DRIFT_PATH, drift, methods=["GET"])
 
 
 async def _capabilities() -> JSONResponse:
@@ -91,6 +95,36 @@ async def _steps(request: Request) -> Response:
 
 
 async def _state(request: Request) -> JSONResponse:
+    state = await _asked(request)
+    if isinstance(state, JSONResponse):
+        return state
+    for reason, count in dropped.reasons.items():
+        totals = state["dropped_metadata"]
+        totals[reason] = totals.get(reason, 0) + count
+    state["refused_updates"] = dict(refused)
+    return JSONResponse(state)
+
+
+async def _drift(request: Request) -> JSONResponse:
+    """Agents whose calls part before the end of what should be fixed. Tokens only:
+    what stands there is known to the client (`kvflow lint`)."""
+    state = await _asked(request)
+    if isinstance(state, JSONResponse):
+        return state
+    agents = [
+        {"client": client, "agent": agent, **drift}
+        for client, known in state["clients"].items()
+        for agent, entry in known["agents"].items()
+        if (drift := entry["learned"]["drift"]) is not None
+    ]
+    agents.sort(key=lambda entry: -entry["lost"])
+    return JSONResponse(
+        {"agents": agents, "clients_left_out": state["clients_left_out"]}
+    )
+
+
+async def _asked(request: Request) -> dict[str, Any] | JSONResponse:
+    """The scheduler's state, or the answer that says why there is none."""
     from kvflow_server.engine.fanout import merge_states
     from kvflow_server.engine.messages import KVFlowStateReq
 
@@ -114,12 +148,8 @@ async def _state(request: Request) -> JSONResponse:
             "kvflow_timeout",
             f"the scheduler did not answer within {_STATE_TIMEOUT_S:g} s",
         )
-    state = merge_states([reply.state for reply in replies])
-    for reason, count in dropped.reasons.items():
-        totals = state["dropped_metadata"]
-        totals[reason] = totals.get(reason, 0) + count
-    state["refused_updates"] = dict(refused)
-    return JSONResponse(state)
+    state: dict[str, Any] = merge_states([reply.state for reply in replies])
+    return state
 
 
 def _question(request: Request) -> tuple[int, bool]:

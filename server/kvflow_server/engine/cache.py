@@ -32,6 +32,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow_sdk.wire import StepUpdate, shown_client
 from kvflow_server.policy.backup import SuffixBackup
+from kvflow_server.policy.learning import BoundaryLearner
 from kvflow_server.policy.states import StateLedger
 from kvflow_server.policy.steps import Outcome, StepTable
 
@@ -63,6 +64,7 @@ class KVFlowCache(UnifiedRadixCache):
         self.table = StepTable(self.config.steps)
         self.counters = Counters()
         self.accounts = Accounts()
+        self.learner = BoundaryLearner()
         self.publisher: Publisher | None = None
         self.next_publish = 0.0
         """When the metrics are due (`metrics.publish_when_due`)."""
@@ -169,6 +171,7 @@ class KVFlowCache(UnifiedRadixCache):
             self.prompts.drop_client(client)
             self.prefetcher.drop_client(client)
             self.accounts.drop(client)
+            self.learner.drop_client(client)
 
     # Writing: the boundary becomes a node, the suffix gets its owner.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +67,15 @@ def read_request_hints(cache: KVFlowCache, req: Any, received: Any) -> None:
 def _fixed_tokens(
     cache: KVFlowCache, req: Any, received: Any, update: StepUpdate
 ) -> int:
-    tokens = update.fixed.tokens if update.fixed is not None else None
     prompt = len(req.origin_input_ids)
-    if tokens is None or prompt > len(received.input_ids):
+    if prompt > len(received.input_ids):
         # The next turn of a session: its fixed prompt was marked in the first one.
+        return 0
+    mark = update.fixed
+    if mark is None or mark.assumed:
+        return _learned_tokens(cache, req, update)
+    tokens = mark.tokens
+    if tokens is None:
         return 0
     if tokens > prompt:
         cache.dropped.record(
@@ -79,3 +85,18 @@ def _fixed_tokens(
         )
         return 0
     return tokens
+
+
+def _learned_tokens(cache: KVFlowCache, req: Any, update: StepUpdate) -> int:
+    """What the agent's calls have taught; before that the assumption, if there is one
+    and the calls do not speak against it."""
+    assert update.agent is not None
+    ids = req.origin_input_ids
+    tokens = ids if isinstance(ids, array) else array("q", ids)
+    with cache.overhead:
+        learned = cache.learner.observe(update.client, update.agent, tokens)
+    if learned or update.fixed is None or update.fixed.tokens is None:
+        return learned
+    if cache.learner.is_lost(update.client, update.agent):
+        return 0
+    return min(update.fixed.tokens, len(tokens))

@@ -66,7 +66,7 @@ def after_chat(
         )
         if tokens is None:
             dropped.record("fixed", f"fixed: {mark} points past the end of the prompt")
-    adapted.kv_hints = _hints(update, tokens)
+    adapted.kv_hints = _hints(update, tokens, assumed=update.fixed is None)
 
 
 @_harmless
@@ -140,7 +140,7 @@ def _update_of(raw_request: Any) -> StepUpdate | None:
     return updates[0] if updates else None
 
 
-def _hints(update: StepUpdate, tokens: int | None) -> Any:
-    fixed = None if tokens is None else FixedMark(tokens=tokens)
+def _hints(update: StepUpdate, tokens: int | None, *, assumed: bool) -> Any:
+    fixed = None if tokens is None else FixedMark(tokens=tokens, assumed=assumed)
     update = msgspec.structs.replace(update, fixed=fixed)
     return decode_kv_hints_envelope(to_envelope([update]))

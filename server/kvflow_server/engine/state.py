@@ -9,6 +9,7 @@ of each a bounded number of runs and agents.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +155,18 @@ def _agent(cache: KVFlowCache, client: str, agent: str) -> dict[str, Any]:
         "prompts": [
             _prompt(cache, handle) for handle in cache.prompts.handles(client, agent)
         ],
+        "learned": {
+            "boundaries": cache.learner.boundaries(client, agent),
+            "found_after_calls": cache.learner.found_after(client, agent),
+            "drift": _drift(cache, client, agent),
+        },
     }
+
+
+def _drift(cache: KVFlowCache, client: str, agent: str) -> dict[str, int] | None:
+    """Where the agent's calls part too early, in tokens; None if they do not."""
+    drift = cache.learner.drift(client, agent)
+    return None if drift is None else asdict(drift)
 
 
 def _prompt(cache: KVFlowCache, handle: PromptHandle) -> dict[str, int]:

@@ -87,10 +87,13 @@ class BoundaryLearner:
         Compares memory; no loop over tokens.
         """
         known = self._agent(client, agent)
-        known.calls += 1
         tokens = tokens[: self.limits.max_tokens]
         shared = [common_tokens(c.sample, tokens) for c in known.clusters]
         best = max(range(len(shared)), key=shared.__getitem__, default=None)
+        if best is not None and tokens == known.clusters[best].sample:
+            # A retry, or a copy of one call: it says nothing about what is fixed.
+            return known.clusters[best].boundary
+        known.calls += 1
         if best is None or not self._belongs(known.clusters[best], shared[best]):
             self._note_drift(known, best, shared, tokens)
             self._open(known, tokens)
@@ -104,6 +107,13 @@ class BoundaryLearner:
         """What is known of the agent's drift; None if its calls never parted early."""
         known = self._agents.get((client, agent))
         return known.drift if known is not None and known.drift.calls else None
+
+    def is_lost(self, client: str, agent: str) -> bool:
+        """Whether the agent's calls keep parting early, with no boundary found."""
+        known = self._agents.get((client, agent))
+        if known is None or any(cluster.boundary for cluster in known.clusters):
+            return False
+        return known.drift.calls >= self.limits.confirm
 
     def boundaries(self, client: str, agent: str) -> list[int]:
         """The agent's confirmed boundaries, in tokens."""

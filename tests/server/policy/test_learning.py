@@ -49,6 +49,23 @@ def test_the_third_call_finds_the_boundary() -> None:
     assert learner.drift("c", "a") is None
 
 
+def test_a_retry_teaches_nothing() -> None:
+    learner, found = learn(prompt(1), prompt(1), prompt(1), prompt(2))
+    assert found == [0, 0, 0, 0]
+    assert learner.boundaries("c", "a") == []
+
+
+def test_calls_that_part_early_every_time_are_lost() -> None:
+    drifting = [array("q", [1, n, *FIXED]) for n in range(3)]
+    learner, _ = learn(*drifting[:2])
+    assert not learner.is_lost("c", "a")
+    learner, _ = learn(*drifting)
+    assert learner.is_lost("c", "a")
+    for n in range(3):
+        learner.observe("c", "a", prompt(n))
+    assert not learner.is_lost("c", "a")
+
+
 def test_suffixes_that_happen_to_begin_alike_do_not_lengthen_it() -> None:
     _, found = learn(prompt(1, 2), prompt(1, 3), prompt(9), prompt(8))
     assert found[2:] == [400, 400]
