@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -207,3 +207,70 @@ def sdk(
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(report(results), indent=2) + "\n")
+
+
+@app.command()
+def engine(
+    leaves: Annotated[int, typer.Option(help="Leaves of the tree.")] = 40_000,
+    clients: Annotated[int, typer.Option(help="Clients with prompts in it.")] = 500,
+    agents: Annotated[int, typer.Option(help="Agents of each client.")] = 20,
+    repeats: Annotated[
+        int, typer.Option(help="Evictions, and updates, to time.")
+    ] = 200,
+    throughput: Annotated[
+        bool,
+        typer.Option(help="Compare requests per second with stock SGLang, too."),
+    ] = True,
+    blocks: Annotated[int, typer.Option(help="Blocks of requests per server.")] = 8,
+    json_path: JsonPath = None,
+) -> None:
+    """What the engine costs on a large tree: evictions, updates, memory, throughput.
+
+    The tree is SGLang's own, without a model, once for KVFlow and once for each of
+    SGLang's tree cores. For the throughput two real servers take turns.
+    """
+    from kvflow_server.edge.launcher import ServerError
+
+    from .engine import measure_engine
+    from .report import make_console, versions, write_json
+    from .throughput import ThroughputSettings, measure_throughput
+    from .tree import ForestSize
+
+    if repeats < 1 or blocks < 1:
+        raise typer.BadParameter("need at least one repeat and one block")
+    try:
+        size = ForestSize(leaves, clients, agents)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    console = make_console()
+    with console.status("") as status:
+        report = measure_engine(size, repeats, status.update).to_dict()
+        if throughput:
+            try:
+                settings = ThroughputSettings(blocks=blocks)
+                report |= measure_throughput(settings, status.update).to_dict()
+            except ServerError as error:
+                console.print(str(error), style="red", markup=False, highlight=False)
+                raise typer.Exit(1) from error
+    report["versions"] = versions()
+    for line in _engine_lines(report):
+        typer.echo(line)
+    if json_path is not None:
+        write_json(report, json_path)
+
+
+def _engine_lines(report: dict[str, Any]) -> list[str]:
+    stock = report["stock_evict_ms"]
+    lines = [
+        f"eviction of {report['size']['victims']} of {report['size']['leaves']} leaves: "
+        f"{report['evict_ms']:.2f} ms (SGLang's Python core {stock['python']:.2f}, "
+        f"Rust core {stock['rust']:.2f})",
+        f"step update of {report['size']['agents']} agents: {report['update_ms']:.3f} ms",
+        f"memory: {report['bytes_per_node']:.0f} bytes per tagged node",
+    ]
+    if "rps_ratio" in report:
+        lines.append(
+            f"requests per second over stock's: {report['rps_ratio']:.3f}; scheduler "
+            f"CPU over stock's: {report['scheduler_cpu_ratio']:.3f}"
+        )
+    return lines

@@ -216,14 +216,16 @@ class KVFlowTreeCore(UnifiedTreeCore):
         """The prompt's rank is another one now. O(depth); the leaves whose key depends
         on it go to `stale`, to be rekeyed once."""
         old, handle.rank = handle.rank, rank
-        if old == rank or handle.node is None:
+        node = handle.node
+        if old == rank or node is None:
             return
-        for node in self.path_to_root(handle.node):
-            state = state_of(node)
-            assert state.subtree is not None
+        root = self.root_node
+        while node is not root:
+            state = node.kvflow
             state.subtree.move(old, rank)
             if state.entry is not None:
                 stale[node] = None
+            node = node.parent
 
     def note_use(self, node: UnifiedTreeNode, owner: Owner, *, found: bool) -> None:
         """A tagged request has written the node, which no fixed prompt needs, or has

@@ -1,0 +1,134 @@
+"""What the engine costs on a large tree, next to stock SGLang's two tree cores."""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .results import Spread
+from .tree import Forest, ForestSize
+
+__all__ = ["EngineTiming", "measure_engine"]
+
+VICTIMS = 8
+"""Leaves per eviction."""
+CORES = ("kvflow", "python", "rust")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTiming:
+    """Milliseconds, with the garbage collector frozen; the pool is full throughout."""
+
+    size: ForestSize
+    evict: dict[str, Spread]
+    """Of one eviction of `VICTIMS` leaves, by tree core."""
+    update: Spread
+    """Of one snapshot in which all agents of a client move."""
+    update_bare: Spread
+    """The same, of clients all of whose prompts are leaves."""
+    bytes_per_node: float
+    """That KVFlow adds to a tagged node, over SGLang's Python core."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """`evict_ms`, `stock_evict_ms`, `update_ms` are medians."""
+        stock = {core: self.evict[core].median for core in ("python", "rust")}
+        return {
+            "evict_ms": self.evict["kvflow"].median,
+            "stock_evict_ms": stock,
+            "update_ms": self.update.median,
+            "bytes_per_node": self.bytes_per_node,
+            "spread": {
+                **{f"evict_{core}": asdict(s) for core, s in self.evict.items()},
+                "update": asdict(self.update),
+                "update_bare": asdict(self.update_bare),
+            },
+            "size": asdict(self.size) | {"victims": VICTIMS},
+        }
+
+
+def measure_engine(
+    size: ForestSize, repeats: int, progress: Callable[[str], None]
+) -> EngineTiming:
+    """Build a tree for each core, one after the other, and time it."""
+    evict, updates, bare = {}, [], []
+    for core in CORES:
+        progress(f"building {size.leaves} leaves: {core}")
+        forest = Forest(core, size)
+        forest.fill()
+        progress(f"measuring: {core}")
+        with _FrozenCollector():
+            evict[core] = _time_evictions(forest, repeats)
+            if core == "kvflow":
+                everyone = range(size.bare_clients, size.clients)
+                updates = _time_updates(forest, everyone, repeats)
+                bare = _time_updates(forest, range(size.bare_clients), repeats)
+        del forest
+    progress("weighing")
+    return EngineTiming(
+        size, evict, Spread.of(updates), Spread.of(bare), bytes_per_node(size)
+    )
+
+
+def bytes_per_node(size: ForestSize) -> float:
+    """Of a smaller tree of the same shape: what is added does not depend on the size."""
+    scale = max(1, size.clients // 50)
+    small = ForestSize(
+        leaves=max(size.leaves // scale, 2 * size.agents * (size.clients // scale)),
+        clients=size.clients // scale,
+        agents=size.agents,
+    )
+    tagged = _weigh("kvflow", small)
+    nodes = small.clients + small.prompts + small.leaves
+    nodes -= small.bare_clients * small.agents
+    return (tagged - _weigh("python", small)) / nodes
+
+
+def _weigh(core: str, size: ForestSize) -> int:
+    forest = Forest(core, size)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        forest.fill()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+class _FrozenCollector:
+    """No collection within: one would be timed as part of what it interrupts."""
+
+    def __enter__(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def __exit__(self, *exception: object) -> None:
+        gc.enable()
+        gc.unfreeze()
+
+
+def _time_evictions(forest: Forest, repeats: int) -> Spread:
+    """Each frees exactly as much as is then inserted again."""
+    milliseconds = []
+    for turn in range(repeats):
+        start = time.perf_counter()
+        freed = forest.evict(VICTIMS)
+        milliseconds.append((time.perf_counter() - start) * 1e3)
+        for index in range(forest.leaves_in(freed)):
+            forest.add_leaf(turn * VICTIMS + index)
+    return Spread.of(milliseconds)
+
+
+def _time_updates(forest: Forest, clients: range, repeats: int) -> list[float]:
+    milliseconds = []
+    for turn in range(repeats):
+        update = forest.make_update(clients[turn % len(clients)])
+        start = time.perf_counter()
+        forest.cache.apply_update(update)
+        milliseconds.append((time.perf_counter() - start) * 1e3)
+    return milliseconds
