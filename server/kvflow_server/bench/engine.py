@@ -75,7 +75,7 @@ def measure_engine(
 
 def bytes_per_node(size: ForestSize) -> float:
     """Of a smaller tree of the same shape: what is added does not depend on the size."""
-    scale = max(1, size.clients // 50)
+    scale = max(1, size.clients // 20)
     small = ForestSize(
         leaves=max(size.leaves // scale, 2 * size.agents * (size.clients // scale)),
         clients=size.clients // scale,
