@@ -266,6 +266,8 @@ def _engine_lines(report: dict[str, Any]) -> list[str]:
         f"{report['evict_ms']:.2f} ms (SGLang's Python core {stock['python']:.2f}, "
         f"Rust core {stock['rust']:.2f})",
         f"step update of {report['size']['agents']} agents: {report['update_ms']:.3f} ms",
+        f"garbage collection: {report['collection_ms']:.0f} ms every 1024 nodes, in "
+        f"place of {report['full_collection_ms']:.0f} ms",
         f"memory: {report['bytes_per_node']:.0f} bytes per tagged node",
     ]
     if "rps_ratio" in report:

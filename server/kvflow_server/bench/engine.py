@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvflow_server.engine.collector import FrozenCollector
+
 from .results import Spread
 from .tree import Forest, ForestSize
 
@@ -16,6 +18,7 @@ __all__ = ["EngineTiming", "measure_engine"]
 
 VICTIMS = 8
 """Leaves per eviction."""
+FREEZES = 5
 CORES = ("kvflow", "python", "rust")
 
 
@@ -30,6 +33,10 @@ class EngineTiming:
     """Of one snapshot in which all agents of a client move."""
     update_bare: Spread
     """The same, of clients all of whose prompts are leaves."""
+    full_collection_ms: float
+    """One garbage collection of everything, which Python would run now and then."""
+    collection: Spread
+    """What the scheduler stops for instead (`engine.collector`)."""
     bytes_per_node: float
     """That KVFlow adds to a tagged node, over SGLang's Python core."""
 
@@ -41,10 +48,13 @@ class EngineTiming:
             "stock_evict_ms": stock,
             "update_ms": self.update.median,
             "bytes_per_node": self.bytes_per_node,
+            "full_collection_ms": self.full_collection_ms,
+            "collection_ms": self.collection.median,
             "spread": {
                 **{f"evict_{core}": asdict(s) for core, s in self.evict.items()},
                 "update": asdict(self.update),
                 "update_bare": asdict(self.update_bare),
+                "collection": asdict(self.collection),
             },
             "size": asdict(self.size) | {"victims": VICTIMS},
         }
@@ -55,11 +65,14 @@ def measure_engine(
 ) -> EngineTiming:
     """Build a tree for each core, one after the other, and time it."""
     evict, updates, bare = {}, [], []
+    everything, pauses = 0.0, [0.0]
     for core in CORES:
         progress(f"building {size.leaves} leaves: {core}")
         forest = Forest(core, size)
         forest.fill()
         progress(f"measuring: {core}")
+        if core == "kvflow":
+            everything, pauses = _time_collections(forest)
         with _FrozenCollector():
             evict[core] = _time_evictions(forest, repeats)
             if core == "kvflow":
@@ -69,7 +82,13 @@ def measure_engine(
         del forest
     progress("weighing")
     return EngineTiming(
-        size, evict, Spread.of(updates), Spread.of(bare), bytes_per_node(size)
+        size=size,
+        evict=evict,
+        update=Spread.of(updates),
+        update_bare=Spread.of(bare),
+        full_collection_ms=everything,
+        collection=Spread.of(pauses),
+        bytes_per_node=bytes_per_node(size),
     )
 
 
@@ -125,10 +144,24 @@ def _time_evictions(forest: Forest, repeats: int) -> Spread:
 
 
 def _time_updates(forest: Forest, clients: range, repeats: int) -> list[float]:
-    milliseconds = []
-    for turn in range(repeats):
-        update = forest.make_update(clients[turn % len(clients)])
+    turns = (clients[turn % len(clients)] for turn in range(repeats))
+    return [forest.tell(client) * 1e3 for client in turns]
+
+
+def _time_collections(forest: Forest) -> tuple[float, list[float]]:
+    """Of everything, and of what is new since the last freeze."""
+    start = time.perf_counter()
+    gc.collect()
+    everything = (time.perf_counter() - start) * 1e3
+    collector = FrozenCollector()
+    tree = forest.cache.tree_core
+    collector.after_pass(tree.nodes_born, idle=True)
+    pauses: list[float] = []
+    while len(pauses) < FREEZES:
+        for index in range(forest.leaves_in(forest.evict(VICTIMS))):
+            forest.add_leaf(index)
         start = time.perf_counter()
-        forest.cache.apply_update(update)
-        milliseconds.append((time.perf_counter() - start) * 1e3)
-    return milliseconds
+        if collector.after_pass(tree.nodes_born, idle=True):
+            pauses.append((time.perf_counter() - start) * 1e3)
+    gc.unfreeze()
+    return everything, pauses

@@ -7,6 +7,7 @@ agents below it, and leaves below those; the pool is full.
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,14 @@ class Forest:
         """Leaves that fit into so many tokens."""
         return tokens // LEAF
 
+    def tell(self, client: int) -> float:
+        """Apply an update of the client as the scheduler would; seconds it took."""
+        update = self.make_update(client)
+        start = time.perf_counter()
+        self.cache.apply_update(update)
+        self.cache.prefetcher.candidates.take_in()
+        return time.perf_counter() - start
+
     def make_update(self, client: int) -> StepUpdate:
         """A whole snapshot of the client's workflow, every agent at another step."""
         self._seq += 1
@@ -99,7 +108,7 @@ class Forest:
     def _tell_all(self) -> None:
         if self.tagged:
             for client in range(self.size.clients):
-                self.cache.apply_update(self.make_update(client))
+                self.tell(client)
 
     def _insert(self, client: int, agent: int, *, leaf: bool) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import (

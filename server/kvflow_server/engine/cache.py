@@ -38,6 +38,7 @@ from kvflow_server.policy.steps import Outcome, StepTable
 
 from .accounts import Accounts
 from .clock import RankClock
+from .collector import FrozenCollector
 from .component import KVFlowFullComponent
 from .config import EngineConfig, Mode
 from .counters import Counters, DroppedMetadata
@@ -72,6 +73,7 @@ class KVFlowCache(UnifiedRadixCache):
         self.overhead = Overhead()
         self.clock = RankClock()
         """Seconds by which decisions are made."""
+        self.collector = FrozenCollector()
         self.starved = False
         """The last scheduler pass had requests waiting and nothing to run."""
         self._next_expiry = 0.0

@@ -22,7 +22,7 @@ def check_tree(tree: KVFlowTreeCore) -> None:
     nodes = [node for node in tree._node_arena.values() if node is not tree.root_node]
     below: dict[Any, list[PromptHandle]] = {}
     for node in nodes:
-        for handle in state_of(node).ends or ():
+        for handle in state_of(node).ends:
             assert handle.node is node, "a handle that points elsewhere"
             assert tree.depth_of(node) == handle.tokens, "a prompt of another length"
             assert handle.rank == prompt_rank(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from kvflow_server.policy.priority import Owner, Rank, Use
@@ -61,8 +62,8 @@ class NodeState:
     """What KVFlow knows of one node."""
 
     __slots__ = (
+        "_ends",
         "charged",
-        "ends",
         "entry",
         "load",
         "payer",
@@ -76,8 +77,8 @@ class NodeState:
         self.subtree: Subtree | None = None
         """The fixed prompts that end in the node's subtree, the node itself included;
         None if none does: then the node is a dynamic suffix, or unknown."""
-        self.ends: dict[PromptHandle, None] | None = None
-        """Those that end at the node itself."""
+        self._ends: PromptHandle | dict[PromptHandle, None] | None = None
+        """Those that end at the node itself; mostly one, which needs no dict."""
         self.writer: Writer | None = None
         self.use = Use.OWN
         self.entry: Entry | None = None
@@ -89,6 +90,31 @@ class NodeState:
         """Set while the device slots are still being written: LOADING."""
         self.prefetched: tuple[str, str] | None = None
         """The (client, agent) it was prefetched for, until a request uses it."""
+
+    @property
+    def ends(self) -> Collection[PromptHandle]:
+        """The fixed prompts that end at the node itself."""
+        ends = self._ends
+        if ends is None:
+            return ()
+        return ends if isinstance(ends, dict) else (ends,)
+
+    def add_end(self, handle: PromptHandle) -> None:
+        if self._ends is None:
+            self._ends = handle
+        else:
+            if not isinstance(self._ends, dict):
+                self._ends = {self._ends: None}
+            self._ends[handle] = None
+
+    def drop_end(self, handle: PromptHandle) -> None:
+        if isinstance(self._ends, dict):
+            del self._ends[handle]
+            if not self._ends:
+                self._ends = None
+        else:
+            assert self._ends is handle, "a handle that is not on its node"
+            self._ends = None
 
     @property
     def fixed(self) -> bool:

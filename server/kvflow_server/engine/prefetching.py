@@ -109,7 +109,7 @@ class Prefetcher:
             self._cache.counters.prefetch_unused_tokens += tokens
             self.accounts.settled(*state.prefetched, tokens, used=False)
             state.prefetched = None
-        for handle in state.ends or ():
+        for handle in state.ends:
             self.candidates.miss(handle.client, handle.agent)
 
     def _note_moves(self, moved: Iterable[tuple[str, str]]) -> None:

@@ -156,7 +156,7 @@ class KVFlowTreeCore(UnifiedTreeCore):
         super()._remove_leaf_from_parent(node)
         if self.ledger is not None:
             self.ledger.leave(node.id)
-        for handle in list(state_of(node).ends or ()):
+        for handle in list(state_of(node).ends):
             self.detach(handle)
             self.prompt_gone(handle)
         self.writers.assign(node, None)
@@ -183,9 +183,7 @@ class KVFlowTreeCore(UnifiedTreeCore):
 
     def attach(self, handle: PromptHandle) -> None:
         """Put the handle on its node and count it on every node above. O(depth)."""
-        state = state_of(handle.node)
-        state.ends = state.ends or {}
-        state.ends[handle] = None
+        state_of(handle.node).add_end(handle)
         for node in self.path_to_root(handle.node):
             state = state_of(node)
             if state.subtree is None:
@@ -200,10 +198,7 @@ class KVFlowTreeCore(UnifiedTreeCore):
         end, handle.node = handle.node, None
         if end is None:
             return
-        ends = state_of(end).ends
-        assert ends is not None
-        del ends[handle]
-        state_of(end).ends = ends or None
+        state_of(end).drop_end(handle)
         for node in self.path_to_root(end):
             state = state_of(node)
             assert state.subtree is not None
@@ -239,6 +234,11 @@ class KVFlowTreeCore(UnifiedTreeCore):
         self.rekey(node)
 
     # Reading.
+
+    @property
+    def nodes_born(self) -> int:
+        """Nodes ever made in this process; it only grows."""
+        return int(UnifiedTreeNode.counter)
 
     def find_node(self, node_id: int) -> UnifiedTreeNode | None:
         """The node, or None once it has left the tree."""

@@ -96,6 +96,16 @@ class Use(IntEnum):
 UNKNOWN = Rank(EvictionClass.UNKNOWN, 0)
 _RANKS = {group: Rank(group, 0) for group in EvictionClass}
 _UNREACHED = Rank(EvictionClass.RETAINED, -float("inf"))
+_MADE = {
+    group: tuple(Rank(group, -steps) for steps in range(256))
+    for group in (EvictionClass.RETAINED, EvictionClass.FIXED)
+}
+"""Thousands of prompts share these few."""
+
+
+def _at(group: EvictionClass, steps: int) -> Rank:
+    made = _MADE[group]
+    return made[steps] if steps < len(made) else Rank(group, -steps)
 
 
 def prompt_rank(table: StepTable, order: Order, client: str, agent: str) -> Rank:
@@ -106,11 +116,11 @@ def prompt_rank(table: StepTable, order: Order, client: str, agent: str) -> Rank
         return _RANKS[EvictionClass.FIXED] if table.knows(client) else UNKNOWN
     steps = table.steps(client, agent)
     if steps is not None:
-        return Rank(EvictionClass.FIXED, -steps)
+        return _at(EvictionClass.FIXED, steps)
     if order is Order.STEPS or not table.knows(client):
         return UNKNOWN
     again = table.steps_of_next_run(client, agent)
-    return _UNREACHED if again is None else Rank(EvictionClass.RETAINED, -again)
+    return _UNREACHED if again is None else _at(EvictionClass.RETAINED, again)
 
 
 def suffix_rank(

@@ -80,11 +80,16 @@ class Subtree:
 
     def move(self, old: Rank, new: Rank) -> None:
         """One prompt's rank has changed. O(1)."""
-        if not isinstance(self._ranks, dict):
+        ranks = self._ranks
+        if not isinstance(ranks, dict):
             self._ranks = new
             return
-        self._take(old)
-        self._ranks[new] = self._ranks.get(new, 0) + 1
+        left = ranks[old] - 1
+        if left:
+            ranks[old] = left
+        else:
+            del ranks[old]
+        ranks[new] = ranks.get(new, 0) + 1
 
     def counts(self) -> tuple[dict[str, int], dict[Rank, int]]:
         """Prompts by client and by rank, for checks."""

@@ -166,7 +166,7 @@ class OrderTrace(RuleBasedStateMachine):
         while below:
             step = below.pop()
             below.extend(step.children.values())
-            found += [(h.client, h.agent) for h in step.kvflow.ends or ()]
+            found += [(h.client, h.agent) for h in step.kvflow.ends]
         return found
 
     def key(self, node: Any) -> EvictionKey:
