@@ -162,34 +162,15 @@ def _make_cache(core: str, tokens: int) -> tuple[Any, Any]:
     os.environ.setdefault("SGLANG_PLATFORM", "kvflow_emulated")
     # First, or its lazy choice of a platform meets itself half imported.
     from sglang.srt.platforms import current_platform  # noqa: F401  # isort: skip
-    import torch
-    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-    from kvflow_server.engine.cache import KVFlowCache
-    from kvflow_server.engine.config import EngineConfig
-    from kvflow_server.plugin import register
-
-    register()
     args = ServerArgs(model_path="dummy", device="cpu", page_size=1)
     set_global_server_args_for_scheduler(args)
-    memory = MHATokenToKVPool(
-        size=tokens,
-        page_size=1,
-        dtype=torch.float32,
-        head_num=1,
-        head_dim=2,
-        layer_num=1,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-    allocator = TokenToKVPoolAllocator(
-        size=tokens, dtype=torch.float32, device="cpu", kvcache=memory, need_sort=False
-    )
+    allocator = _make_allocator(tokens)
     params = CacheInitParams(
         req_to_token_pool=ReqToTokenPool(
             size=8, max_context_len=256, device="cpu", enable_memory_saver=False
@@ -200,6 +181,45 @@ def _make_cache(core: str, tokens: int) -> tuple[Any, Any]:
         tree_components=(ComponentType.FULL,),
     )
     params.tree_core_backend = core
-    if core == "kvflow":
-        return KVFlowCache(params, EngineConfig()), allocator
-    return UnifiedRadixCache(params), allocator
+    if core != "kvflow":
+        return UnifiedRadixCache(params), allocator
+    from kvflow_server.engine.cache import KVFlowCache
+    from kvflow_server.engine.config import EngineConfig
+
+    _register_core()
+    return KVFlowCache(params, EngineConfig()), allocator
+
+
+def _make_allocator(tokens: int) -> Any:
+    """A pool of `tokens` slots, each as small as can be."""
+    import torch
+    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    memory = MHATokenToKVPool(
+        size=tokens,
+        page_size=1,
+        dtype=torch.float32,
+        head_num=1,
+        head_dim=2,
+        layer_num=1,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    return TokenToKVPoolAllocator(
+        size=tokens, dtype=torch.float32, device="cpu", kvcache=memory, need_sort=False
+    )
+
+
+def _register_core() -> None:
+    """As the plugin does in a server, unless it has in this process."""
+    from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+        get_tree_core_factory,
+        register_tree_core_backend,
+    )
+
+    from kvflow_server.engine.factory import create_tree_core
+    from kvflow_server.engine.seams import BACKEND
+
+    if get_tree_core_factory(BACKEND) is None:
+        register_tree_core_backend(BACKEND, create_tree_core)
