@@ -57,8 +57,10 @@ class PromptRegistry:
         while len(owned) > self._cap:
             self._tree.detach(owned.pop(0))
         while len(agents) > self._agents:
-            for oldest in agents.pop(next(iter(agents))):
-                self._tree.detach(oldest)
+            oldest = next(iter(agents))
+            for left in agents.pop(oldest):
+                self._tree.detach(left)
+            self._told_gone(client, oldest)
         self.version += 1
 
     def settle(self) -> None:

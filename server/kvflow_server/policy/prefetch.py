@@ -262,8 +262,10 @@ class PrefetchAccounts:
         account = self._accounts.get(client)
         if account is None or account.credit.allows(self._limits):
             return True
-        if len(account.withheld) < self._limits.agents_accounted:
-            account.withheld[agent] = None
+        account.withheld[agent] = None
+        if len(account.withheld) > self._limits.agents_accounted:
+            # The oldest: an agent that never comes again must not keep others out.
+            del account.withheld[next(iter(account.withheld))]
         return False
 
     def missed(self, client: str, agent: str) -> None:

@@ -165,6 +165,7 @@ def build(
     piece: int = 16,
     horizon: int = 1,
     idle_horizon: int = 1,
+    agents_accounted: int = 1024,
     backup: Backup = Backup.REUSED,
     ratio: float = 4.0,
     share: float = 1.0,
@@ -222,7 +223,10 @@ def build(
     config = EngineConfig(
         mode=mode,
         prefetch=PrefetchLimits(
-            piece_tokens=piece, horizon=horizon, idle_horizon=idle_horizon
+            piece_tokens=piece,
+            horizon=horizon,
+            idle_horizon=idle_horizon,
+            agents_accounted=agents_accounted,
         ),
         backup=backup,
         debug=True,

@@ -177,6 +177,17 @@ class Trace(RuleBasedStateMachine):
         """Touches, and splits where the match ends."""
         self.harness.match(prompt_of(client, agent)[:length])
 
+    @precondition(lambda self: self.harness.cache.loads.active)
+    @rule(part=st.integers(1, 7))
+    def split_what_is_loading(self, part: int) -> None:
+        """A request for a part of a prompt meets it half there."""
+        tree = self.harness.cache.tree_core
+        loading = [n for n in tree.nodes() if n.kvflow.load and len(n.key) > part]
+        if loading:
+            path = [list(n.key.token_ids) for n in tree.path_to_root(loading[-1])]
+            above = [token for tokens in reversed(path[1:]) for token in tokens]
+            self.harness.match([*above, *path[0][:part]])
+
     @rule(tokens=st.integers(1, 20))
     def evict(self, tokens: int) -> None:
         self.harness.evict(tokens)
