@@ -118,8 +118,9 @@ class KVFlowCache(UnifiedRadixCache):
 
     @property
     def bus_bytes_per_s(self) -> float | None:
-        """Measured on copies to the device; None until there were a few."""
-        tokens = self.speeds.bus.value
+        """Measured on copies to the device; None until there were a few, and where they
+        are too fast to measure: infinity is no JSON, nor a bandwidth."""
+        tokens = self.speeds.as_dict()["bus_tokens_per_s"]
         return None if tokens is None else tokens * self.bytes_per_token
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
