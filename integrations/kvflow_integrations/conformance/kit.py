@@ -108,8 +108,11 @@ class Conformance:
                 assert heard.known == heard.update.steps
             assert client.flush(30)
             known = stage.client(client.id)
+        # Without instructions of its own, a prompt's fixed part is learnt over calls.
         agents = {
-            self.harness.agent(name) for m in scenario.moments for name in m.agents
+            self.harness.agent(heard.agent)
+            for heard in stage.heard
+            if _has_instructions(heard.body)
         }
         assert known["runs"] == {}, "the server still knows a run that is over"
         assert agents <= known["agents"].keys()
@@ -323,6 +326,11 @@ def _is_over(client: WatchedClient) -> None:
     (run,) = client.runs
     assert run.finished
     assert client.reports[run.id][-1].final
+
+
+def _has_instructions(body: Any) -> bool:
+    messages = body.get("messages") or [{}]
+    return messages[0].get("role") in ("system", "developer")
 
 
 def _bodies(calls: Sequence[Heard]) -> list[str]:

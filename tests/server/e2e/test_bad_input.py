@@ -54,6 +54,7 @@ HEADERS = {
     "a zip bomb": packed(b"\0" * 4_000_000).encode(),
 }
 
+NOTHING_LEARNED = {"boundaries": [], "found_after_calls": None, "drift": None}
 NO_PREFETCH = {"issued": 0, "used": 0, "unused": 0}
 MARKS_PAST_THE_END = {
     "characters": FixedMark(message=1, chars=FAR),
@@ -195,6 +196,7 @@ def test_a_mark_past_the_end_of_a_chat_is_dropped_and_counted(
         "steps_of_next_run": None,
         "prefetch": NO_PREFETCH,
         "prompts": [],
+        "learned": NOTHING_LEARNED,
     }
 
 
@@ -237,6 +239,7 @@ def test_an_agent_that_never_calls_costs_nothing(
         "steps_of_next_run": None,
         "prefetch": NO_PREFETCH,
         "prompts": [],
+        "learned": NOTHING_LEARNED,
     }
 
 
