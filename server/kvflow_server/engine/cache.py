@@ -13,10 +13,8 @@ every piece of it are nodes of their own::
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import (
@@ -43,6 +41,7 @@ from .component import KVFlowFullComponent
 from .config import EngineConfig, Mode
 from .counters import Counters, DroppedMetadata
 from .hints import RequestTag, tag_of
+from .inserts import digest, past, up_to
 from .loads import LoadTracker
 from .metrics import Publisher
 from .overhead import Overhead
@@ -189,7 +188,7 @@ class KVFlowCache(UnifiedRadixCache):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
             return
         if tag.digest is None:
-            tag.digest = _digest(req, self._boundary(tag))
+            tag.digest = digest(req, self._boundary(tag))
             tag.suffix_hits = self.backup.hits(
                 tag.owner.client,
                 tag.owner.agent,
@@ -219,7 +218,7 @@ class KVFlowCache(UnifiedRadixCache):
             cuts = self._cuts(boundary, len(params.key))
             tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
         for cut in missing:
-            super().insert(_up_to(params, cut, done))
+            super().insert(up_to(params, cut, done))
             done = cut
         if len(params.key) > boundary:
             hits = tag.suffix_hits
@@ -227,7 +226,7 @@ class KVFlowCache(UnifiedRadixCache):
                 self.backup.default_hits if hits is None else hits
             )
         try:
-            return super().insert(_past(params, done))
+            return super().insert(past(params, done))
         finally:
             self.tree_core.suffix_hits = 1
 
@@ -377,25 +376,3 @@ class KVFlowCache(UnifiedRadixCache):
         self.tree_core.check_integrity()
         look_at_all(self.tree_core)
         self.prefetcher.check_integrity()
-
-
-def _up_to(params: InsertParams, cut: int, done: int) -> InsertParams:
-    """The insert of [0, cut), of which [0, done) is in the tree already."""
-    return replace(_past(params, done), key=params.key[:cut], value=params.value[:cut])
-
-
-def _past(params: InsertParams, done: int) -> InsertParams:
-    """The same insert, with [0, done) owned by the tree: neither freed as duplicate
-    slots nor counted as a second use."""
-    if not done:
-        return params
-    return replace(
-        params,
-        prev_prefix_len=max(params.prev_prefix_len, done),
-        inserted_len=max(params.inserted_len, done),
-    )
-
-
-def _digest(req: Any, boundary: int) -> int:
-    tokens = array("q", req.origin_input_ids[:boundary]).tobytes()
-    return hash((tokens, req.extra_key, req.cache_salt))
