@@ -148,6 +148,57 @@ def admission(
 
 
 @app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(help="How long.")] = 20.0,
+    clients: Annotated[int, typer.Option(help="Applications at the same time.")] = 32,
+    pool: Annotated[int, typer.Option(help="Device pool, in tokens.")] = 4096,
+    pcie_gbps: Annotated[
+        float, typer.Option(help="Emulated bus, GB/s each way.")
+    ] = 0.02,
+    lease_s: Annotated[int, typer.Option(help="Lease of a client, seconds.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of graphs and prompts.")] = 0,
+    json_path: JsonPath = None,
+) -> None:
+    """Many applications with random graphs and prompts, for a long time.
+
+    Reports the slope of the resident memory, the time that KVFlow adds to scheduler
+    passes, and what the server still holds when all of them are gone. Exits with 1
+    when a call failed, something hangs, or something is left behind. Ctrl-C ends it
+    early, with a report.
+    """
+    from kvflow_server.edge.launcher import ServerError
+
+    from .report import make_console, write_json
+    from .soak import SoakSettings, show
+    from .soak import soak as run_soak
+
+    try:
+        settings = SoakSettings(
+            minutes=minutes,
+            clients=clients,
+            pool=pool,
+            pcie_gbps=pcie_gbps,
+            lease_s=lease_s,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    console = make_console()
+    try:
+        report = run_soak(settings, console)
+    except ServerError as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+    show(report, console)
+    if json_path is not None:
+        write_json(report.to_dict(), json_path)
+        console.print(f"Report: {json_path}")
+    if report.interrupted:
+        raise typer.Exit(130)
+    raise typer.Exit(1 if report.problems else 0)
+
+
+@app.command()
 def systems() -> None:
     """List the systems that an experiment can compare."""
     from .systems import SYSTEMS

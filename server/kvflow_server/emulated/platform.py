@@ -13,12 +13,16 @@ __all__ = [
     "BANDWIDTH_ENV",
     "DEFAULT_GBPS",
     "PLATFORM_NAME",
+    "STALL_ENV",
     "activate",
     "bandwidth_gbps",
 ]
 
 PLATFORM_NAME = "kvflow_emulated"
 BANDWIDTH_ENV = "KVFLOW_EMULATED_PCIE_GBPS"
+STALL_ENV = "KVFLOW_EMULATED_STALL"
+"""Path of a file for tests: while it exists the bus stands still, as a broken one would.
+A file that names ``h2d`` or ``d2h`` stalls that direction only."""
 DEFAULT_GBPS = 0.1
 """GB/s (1e9 bytes) each way. A two-core machine computes about as much slower than
 a GPU as this is slower than PCIe, which keeps the two in proportion."""

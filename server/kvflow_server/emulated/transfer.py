@@ -9,17 +9,20 @@ reader that does not wait reads what was there before.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvflow_server.emulated.platform import bandwidth_gbps
+from kvflow_server.emulated.platform import STALL_ENV, bandwidth_gbps
 from kvflow_server.emulated.streams import current_stream
 
 __all__ = [
@@ -85,12 +88,34 @@ class Bus:
     device_to_host: Link
 
     @classmethod
-    def of_gbps(cls, gbps: float) -> Bus:
-        """A full-duplex bus with `gbps` (1e9 bytes a second) each way; 0: no limit."""
-        return cls(Link(gbps * 1e9), Link(gbps * 1e9))
+    def of_gbps(cls, gbps: float, stall: Path | None = None) -> Bus:
+        """A full-duplex bus with `gbps` (1e9 bytes a second) each way; 0: no limit.
+
+        While the file `stall` exists it stands still, or the direction that the file
+        names (``h2d``, ``d2h``).
+        """
+        return cls(
+            Link(gbps * 1e9, gate=_gate(stall, "h2d")),
+            Link(gbps * 1e9, gate=_gate(stall, "d2h")),
+        )
 
 
-BUS = Bus.of_gbps(bandwidth_gbps())
+def _gate(stall: Path | None, direction: str) -> Callable[[], None]:
+    def wait() -> None:
+        while stall is not None and stall.exists():
+            with contextlib.suppress(FileNotFoundError):
+                if direction not in (stall.read_text().split() or [direction]):
+                    return
+            time.sleep(_STALL_POLL_S)
+
+    return wait
+
+
+_STALL_POLL_S = 0.01
+BUS = Bus.of_gbps(
+    bandwidth_gbps(),
+    Path(os.environ[STALL_ENV]) if os.environ.get(STALL_ENV) else None,
+)
 
 _host_ranges: dict[int, int] = {}
 

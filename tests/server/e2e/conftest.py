@@ -19,6 +19,7 @@ import pytest
 from kvflow_sdk import wire
 from kvflow_sdk.wire import FixedMark, StepUpdate
 from kvflow_server.edge.launcher import ServerProcess
+from kvflow_server.emulated.platform import STALL_ENV
 from kvflow_server.emulated.tiny import TinyDims, tiny_model
 
 API_KEY = "the-key-of-this-server"
@@ -179,6 +180,8 @@ class Fleet:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.stall = folder / "stall"
+        """While this file exists, the bus of the servers stands still."""
         self._running: dict[str, Server] = {}
         self._ready: set[str] = set()
         self._starts = 0
@@ -203,7 +206,7 @@ class Fleet:
                 *("--model-path", str(tiny_model(DIMS))),
                 *(*COMMON, *((*KVFLOW, *KEY) if ours else TRUTH)),
             ],
-            env=DEBUG,
+            env=DEBUG | {STALL_ENV: str(self.stall)},
             log_path=self._folder / f"{name}-{self._starts}.log",
         )
         process.spawn()
@@ -222,6 +225,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
     finally:
         fleet.close()
+
+
+@pytest.fixture
+def stall(fleet: Fleet) -> Iterator[Path]:
+    """Write this file, and the bus stands still until it is gone again."""
+    try:
+        yield fleet.stall
+    finally:
+        fleet.stall.unlink(missing_ok=True)
 
 
 @pytest.fixture

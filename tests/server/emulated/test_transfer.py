@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,3 +264,22 @@ def test_the_bandwidth_is_read_from_the_environment(
 ) -> None:
     monkeypatch.setenv(BANDWIDTH_ENV, "0.05")
     assert bandwidth_gbps() == 0.05
+
+
+def test_the_bus_stands_still_while_the_file_exists(tmp_path: Path) -> None:
+    stall = tmp_path / "stall"
+    bus = Bus.of_gbps(0, stall)
+    stall.write_text("h2d")
+    made = threading.Event()
+
+    def copy() -> None:
+        bus.host_to_device.occupy(10, 0)
+        made.set()
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    bus.device_to_host.occupy(10, 0)
+    assert bus.device_to_host.total_bytes == 10, "the other direction goes on"
+    assert not made.wait(0.1)
+    stall.unlink()
+    assert made.wait(10)
