@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kvflow_server.engine.state import describe
-
 
 def test_copies_too_fast_to_measure_leave_the_state_readable(
     make_harness: Callable[..., Any],
 ) -> None:
+    from kvflow_server.engine.state import describe
+
     cache = make_harness().cache
     for _ in range(20):
         # Begun and ended between two ticks of the clock: its rate has no bound.
