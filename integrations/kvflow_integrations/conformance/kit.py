@@ -338,6 +338,6 @@ def _bodies(calls: Sequence[Heard]) -> list[str]:
     found = []
     for heard in calls:
         rest = {name: part for name, part in heard.body.items() if name != "messages"}
-        messages = sorted(map(repr, heard.body["messages"]))
+        messages = sorted(map(repr, heard.body.get("messages", ())))
         found.append(repr((heard.agent, messages, rest)))
     return sorted(found)
