@@ -37,9 +37,11 @@ AGENTS = ("a", "b", "c")
 LEASE = 600.0
 WANTED = (
     *("prefetch_tokens", "load_on_demand_tokens", "late_join_tokens"),
-    *("skipped_passes", "awaited_copies", "step_updates_stale"),
+    *("skipped_passes", "step_updates_stale"),
 )
 """What must have happened, or the test would say little."""
+RARE = ("awaited_copies",)
+"""What a short trace need not meet."""
 _clients, _agents, _runs = map(st.sampled_from, (CLIENTS, AGENTS, "xyz"))
 _steps = st.dictionaries(_agents, st.integers(0, 3))
 _suffixes = st.lists(st.integers(1, 2), max_size=6)
@@ -267,4 +269,5 @@ def test_everything_holds_on_random_traces(builder: Callable[..., Any]) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_everything_holds_for_100_000_steps(builder: Callable[..., Any]) -> None:
-    trace(builder, examples=1000, steps=100)
+    happened = trace(builder, examples=1000, steps=100)
+    assert [name for name in (*WANTED, *RARE) if not happened[name]] == []
