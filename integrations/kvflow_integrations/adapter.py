@@ -28,16 +28,27 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from kvflow_sdk.client import Client
 from kvflow_sdk.graph import AgentStepGraph
 
-__all__ = ["Adapter", "KVFlowWarning", "Notices", "Patches", "SharedPatches"]
+__all__ = [
+    "Adapter",
+    "KVFlowWarning",
+    "Notices",
+    "Patches",
+    "SharedPatches",
+    "on_same_state",
+    "tracked_class",
+    "tracked_subclass",
+]
 
 _App = TypeVar("_App")
 _ABSENT = object()
@@ -121,6 +132,41 @@ class SharedPatches:
             self._users -= 1
             if self._users == 0:
                 self._patches.undo()
+
+
+def tracked_class(mixin: Any, kind: Any, *slots: str) -> type[Any]:
+    """The class of wrapped objects of the class `kind`: `mixin` in front of it."""
+    return _tracked_class(mixin, kind, slots)
+
+
+@functools.cache
+def _tracked_class(mixin: Any, kind: Any, slots: tuple[str, ...]) -> type[Any]:
+    return tracked_subclass(mixin, kind, {"__slots__": slots} if slots else {})
+
+
+def tracked_subclass(
+    mixin: type[Any], kind: type[Any], namespace: Mapping[str, Any]
+) -> type[Any]:
+    """A subclass of both with the names of `namespace`, that calls itself `kind`."""
+
+    def fill(body: dict[str, Any]) -> None:
+        body.update(
+            namespace,
+            __module__=kind.__module__,
+            __qualname__=kind.__qualname__,
+            __doc__=kind.__doc__,
+        )
+
+    return types.new_class(kind.__name__, (mixin, kind), exec_body=fill)
+
+
+def on_same_state(original: Any, mixin: type[Any], attachment: object) -> Any:
+    """A tracked object that has the very ``__dict__`` of `original`, and the
+    `attachment` in a slot of its own, ``_kvflow``."""
+    tracked: Any = object.__new__(tracked_class(mixin, type(original), "_kvflow"))
+    tracked._kvflow = attachment
+    tracked.__dict__ = original.__dict__
+    return tracked
 
 
 class Notices:

@@ -6,14 +6,12 @@ The wrapped manager is used as the one it was made from, as the recipient of
 
 from __future__ import annotations
 
-import functools
-import types
 from typing import Any, TypeVar
 
 from autogen import GroupChatManager
 
 from kvflow_integrations import calls
-from kvflow_integrations.adapter import KVFlowWarning, SharedPatches
+from kvflow_integrations.adapter import KVFlowWarning, SharedPatches, on_same_state
 from kvflow_sdk.client import Client
 from kvflow_sdk.context import opened
 from kvflow_sdk.errors import UnsupportedError
@@ -37,10 +35,8 @@ def wrap(app: _App, *, client: Client | None = None, name: str | None = None) ->
     if isinstance(app, Tracked):
         return app
     manager = _checked(app)
-    kind: Any = type(manager)
-    tracked: Any = object.__new__(_tracked_class(kind))
-    tracked._kvflow = Attachment(manager, client, Names.of(manager, name))
-    tracked.__dict__ = manager.__dict__
+    attachment = Attachment(manager, client, Names.of(manager, name))
+    tracked = on_same_state(manager, _TrackedManager, attachment)
     _patches.acquire()
     calls.patches.acquire()
     return tracked
@@ -89,16 +85,3 @@ class _TrackedManager(Tracked, GroupChatManager):
     ) -> Any:
         with opened(ChatRun(self, sender)):
             return await super().a_generate_reply(messages, sender, *more, **settings)
-
-
-@functools.cache
-def _tracked_class(kind: type[Any]) -> type[Any]:
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace.update(
-            __slots__=("_kvflow",),
-            __module__=kind.__module__,
-            __qualname__=kind.__qualname__,
-            __doc__=kind.__doc__,
-        )
-
-    return types.new_class(kind.__name__, (_TrackedManager, kind), exec_body=fill)

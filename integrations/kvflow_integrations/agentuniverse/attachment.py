@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import types
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,12 @@ from agentuniverse.agent.template.peer_agent_template import PeerAgentTemplate
 from agentuniverse.agent.work_pattern.peer_work_pattern import PeerWorkPattern
 
 from kvflow_integrations import calls
-from kvflow_integrations.adapter import Patches, SharedPatches
+from kvflow_integrations.adapter import (
+    Patches,
+    SharedPatches,
+    tracked_class,
+    tracked_subclass,
+)
 from kvflow_sdk.agent import step, workflow
 from kvflow_sdk.client import Client, usable_client
 from kvflow_sdk.context import Scope, current, current_scope, fixed, within
@@ -144,33 +148,15 @@ def _tracked_pattern(kind: Any) -> Any:
         for prefix, around in (("_", _stage), ("_async_", _async_stage)):
             name = f"{prefix}invoke_{part}"
             namespace[name] = around(part)(getattr(kind, name))
-    return _subclass(kind, TrackedPattern, namespace)
-
-
-@functools.cache
-def _tracked_peer(kind: Any) -> Any:
-    return _subclass(kind, TrackedPeer, {})
-
-
-def _subclass(kind: Any, mixin: Any, namespace: dict[str, Any]) -> Any:
-    def fill(body: dict[str, Any]) -> None:
-        body.update(
-            namespace,
-            __module__=kind.__module__,
-            __qualname__=kind.__qualname__,
-            __doc__=kind.__doc__,
-        )
-
-    return types.new_class(kind.__name__, (mixin, kind), exec_body=fill)
+    return tracked_subclass(TrackedPattern, kind, namespace)
 
 
 def attach(attachment: Attachment) -> Any:
     """The tracked copy of ``attachment.original``."""
     original = attachment.original
-    kind: Any = type(original)
     tracked = copy.copy(original)
     # pydantic lets nobody set what is no field; the copy is ours alone.
-    object.__setattr__(tracked, "__class__", _tracked_peer(kind))
+    object.__setattr__(tracked, "__class__", tracked_class(TrackedPeer, type(original)))
     vars(tracked)["_kvflow"] = attachment
     _patches.acquire()
     calls.patches.acquire()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import types
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from autogen_agentchat.teams._group_chat._base_group_chat_manager import (
 from autogen_core import AgentId
 
 from kvflow_integrations import calls
-from kvflow_integrations.adapter import Notices, SharedPatches
+from kvflow_integrations.adapter import Notices, SharedPatches, on_same_state
 from kvflow_sdk.client import Client, usable_client
 from kvflow_sdk.context import Scope, current_scope, surround
 
@@ -186,27 +185,11 @@ async def _manager_of(team: BaseGroupChat) -> BaseGroupChatManager | None:
     return manager if isinstance(manager, BaseGroupChatManager) else None
 
 
-@functools.cache
-def _tracked_class(kind: type[Any]) -> type[Any]:
-    mixin = _TrackedTeam if issubclass(kind, BaseGroupChat) else _TrackedAgent
-
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace.update(
-            __slots__=("_kvflow",),
-            __module__=kind.__module__,
-            __qualname__=kind.__qualname__,
-            __doc__=kind.__doc__,
-        )
-
-    return types.new_class(kind.__name__, (mixin, kind), exec_body=fill)
-
-
 def attach(attachment: Attachment) -> Any:
     """The tracked object for ``attachment.original``."""
     original = attachment.original
-    tracked = object.__new__(_tracked_class(type(original)))
-    tracked._kvflow = attachment
-    tracked.__dict__ = original.__dict__
+    mixin = _TrackedTeam if isinstance(original, BaseGroupChat) else _TrackedAgent
+    tracked = on_same_state(original, mixin, attachment)
     _patches.acquire()
     calls.patches.acquire()
     return tracked

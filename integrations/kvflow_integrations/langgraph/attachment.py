@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-import types
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command
 
 from kvflow_integrations import calls
-from kvflow_integrations.adapter import Notices
+from kvflow_integrations.adapter import Notices, tracked_class
 from kvflow_sdk.client import Client, usable_client
 from kvflow_sdk.context import surround
 from kvflow_sdk.run import Run
@@ -148,23 +147,10 @@ class TrackedGraph(Pregel[Any, Any, Any, Any]):
         return made
 
 
-@functools.cache
-def _tracked_class(kind: type[Any]) -> type[Any]:
-    def name_it(namespace: dict[str, Any]) -> None:
-        namespace.update(
-            __module__=kind.__module__,
-            __qualname__=kind.__qualname__,
-            __doc__=kind.__doc__,
-        )
-
-    return types.new_class(kind.__name__, (TrackedGraph, kind), exec_body=name_it)
-
-
 def attach(attachment: Attachment) -> Any:
     """The tracked copy of ``attachment.original``."""
     original = attachment.original
-    kind = _tracked_class(type(original))
-    tracked = object.__new__(kind)
+    tracked: Any = object.__new__(tracked_class(TrackedGraph, type(original)))
     tracked.__dict__.update(vars(original))
     # LangGraph caches in them what it needs to run; the originals stay without.
     tracked.nodes = {name: copy.copy(node) for name, node in original.nodes.items()}

@@ -7,14 +7,12 @@ adapter is the example of docs/ADDING_A_FRAMEWORK.md.
 
 from __future__ import annotations
 
-import functools
-import types
 from typing import Any, TypeVar
 
 from agents import Agent
 
 from kvflow_integrations import calls
-from kvflow_integrations.adapter import KVFlowWarning, SharedPatches
+from kvflow_integrations.adapter import KVFlowWarning, SharedPatches, on_same_state
 from kvflow_sdk.client import Client
 from kvflow_sdk.errors import UnsupportedError
 from kvflow_sdk.graph import AgentStepGraph
@@ -37,10 +35,8 @@ def wrap(app: _App, *, client: Client | None = None, name: str | None = None) ->
         return app
     agent = _checked(app)
     graph = read_graph(agent, name or "")
-    kind: Any = type(agent)
-    tracked: Any = object.__new__(_tracked_class(kind))
-    tracked._kvflow = Attachment(agent, graph, name or "", client)
-    tracked.__dict__ = agent.__dict__
+    attachment = Attachment(agent, graph, name or "", client)
+    tracked = on_same_state(agent, Tracked, attachment)
     _patches.acquire()
     calls.patches.acquire()
     return tracked  # type: ignore[no-any-return]
@@ -73,16 +69,3 @@ def _checked(app: object) -> Agent[Any]:
         f"kvflow.wrap takes an agent of the OpenAI Agents SDK, not "
         f"{type(app).__module__}.{type(app).__qualname__}"
     )
-
-
-@functools.cache
-def _tracked_class(kind: type[Any]) -> type[Any]:
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace.update(
-            __slots__=("_kvflow",),
-            __module__=kind.__module__,
-            __qualname__=kind.__qualname__,
-            __doc__=kind.__doc__,
-        )
-
-    return types.new_class(kind.__name__, (Tracked, kind), exec_body=fill)

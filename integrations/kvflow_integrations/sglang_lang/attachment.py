@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang.lang import interpreter
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
-from kvflow_integrations.adapter import Patches, SharedPatches
+from kvflow_integrations.adapter import Patches, SharedPatches, tracked_class
 from kvflow_sdk import wire
 from kvflow_sdk.client import Client, owner_of, usable_client
 from kvflow_sdk.context import Scope, current_scope, within
@@ -128,23 +127,10 @@ def _answered(executor: Any) -> None:
         program.answered()
 
 
-@functools.cache
-def _tracked_class(kind: type[Any]) -> type[Any]:
-    def name_it(namespace: dict[str, Any]) -> None:
-        namespace.update(
-            __module__=kind.__module__,
-            __qualname__=kind.__qualname__,
-            __doc__=kind.__doc__,
-        )
-
-    return types.new_class(kind.__name__, (TrackedEndpoint, kind), exec_body=name_it)
-
-
 def attach(attachment: Attachment) -> Any:
     """The tracked copy of ``attachment.original``."""
     original = attachment.original
-    kind: Any = type(original)
-    tracked = object.__new__(_tracked_class(kind))
+    tracked: Any = object.__new__(tracked_class(TrackedEndpoint, type(original)))
     tracked.__dict__.update(vars(original))
     tracked._kvflow = attachment
     _patches.acquire()
