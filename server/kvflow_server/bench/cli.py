@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from .settings import DEFAULT_SYSTEMS, Settings, parse_dims
 
@@ -19,6 +21,10 @@ app = typer.Typer(
 )
 
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the report here.")]
+PcieGbps = Annotated[float, typer.Option(help="Emulated bus, GB/s each way.")]
+ModelDims = Annotated[
+    str, typer.Option(help="Of the random model: hidden=512,layers=8,...")
+]
 
 
 @app.command()
@@ -30,17 +36,13 @@ def single(
     pool_ratio: Annotated[
         float, typer.Option(help="Device pool over all fixed prompts.")
     ] = 0.47,
-    pcie_gbps: Annotated[
-        float, typer.Option(help="Emulated bus, GB/s each way.")
-    ] = 0.1,
+    pcie_gbps: PcieGbps = 0.1,
     runs: Annotated[int, typer.Option(help="Measured workflows per system.")] = 7,
     warm_runs: Annotated[int, typer.Option(help="Workflows run before those.")] = 2,
     systems: Annotated[
         str, typer.Option(help="Comma-separated; see `kvflow bench systems`.")
     ] = ",".join(DEFAULT_SYSTEMS),
-    model_dims: Annotated[
-        str, typer.Option(help="Of the random model: hidden=512,layers=8,...")
-    ] = "",
+    model_dims: ModelDims = "",
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
     json_path: JsonPath = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG here.")] = None,
@@ -77,22 +79,15 @@ def single(
 
 
 def _single(settings: Settings, json_path: Path | None, plot: Path | None) -> None:
-    from kvflow_server.edge.launcher import ServerError
-
-    from .report import EMULATED, build_report, make_console, show, write_json
+    from .report import EMULATED, build_report, make_console, show
     from .single import measure
 
     console = make_console()
-    try:
+    with _servers(console):
         results, counters = measure(settings, console)
-    except ServerError as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
     show(console, results, counters, emulated=True)
     report = build_report(settings, results, counters, emulated=True)
-    if json_path is not None:
-        write_json(report, json_path)
-        console.print(f"Report: {json_path}")
+    _save(console, report, json_path)
     if plot is not None:
         from .plot import save_bars
         from .results import summarise
@@ -112,12 +107,8 @@ def _single(settings: Settings, json_path: Path | None, plot: Path | None) -> No
 @app.command()
 def admission(
     pairs: Annotated[int, typer.Option(help="Calls per mix and system.")] = 15,
-    pcie_gbps: Annotated[
-        float, typer.Option(help="Emulated bus, GB/s each way.")
-    ] = 0.1,
-    model_dims: Annotated[
-        str, typer.Option(help="Of the random model: hidden=512,layers=8,...")
-    ] = "",
+    pcie_gbps: PcieGbps = 0.1,
+    model_dims: ModelDims = "",
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
     json_path: JsonPath = None,
 ) -> None:
@@ -126,25 +117,18 @@ def admission(
     One request at a time, its metadata and step stream beside it, in four mixes of
     lengths. The systems take turns, call by call; ratios are medians over the pairs.
     """
-    from kvflow_server.edge.launcher import ServerError
-
     from .admission import build_report, measure, mixes, show
-    from .report import make_console, write_json
+    from .report import make_console
 
     try:
         chosen = mixes(pairs, pcie_gbps, parse_dims(model_dims), seed)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     console = make_console()
-    try:
+    with _servers(console):
         results = measure(chosen, console)
-    except ServerError as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
     show(console, results)
-    if json_path is not None:
-        write_json(build_report(results), json_path)
-        console.print(f"Report: {json_path}")
+    _save(console, build_report(results), json_path)
 
 
 @app.command()
@@ -152,9 +136,7 @@ def soak(
     minutes: Annotated[float, typer.Option(help="How long.")] = 20.0,
     clients: Annotated[int, typer.Option(help="Applications at the same time.")] = 32,
     pool: Annotated[int, typer.Option(help="Device pool, in tokens.")] = 4096,
-    pcie_gbps: Annotated[
-        float, typer.Option(help="Emulated bus, GB/s each way.")
-    ] = 0.02,
+    pcie_gbps: PcieGbps = 0.02,
     lease_s: Annotated[int, typer.Option(help="Lease of a client, seconds.")] = 10,
     seed: Annotated[int, typer.Option(help="Of graphs and prompts.")] = 0,
     json_path: JsonPath = None,
@@ -166,9 +148,7 @@ def soak(
     when a call failed, something hangs, or something is left behind. Ctrl-C ends it
     early, with a report.
     """
-    from kvflow_server.edge.launcher import ServerError
-
-    from .report import make_console, write_json
+    from .report import make_console
     from .soak import SoakSettings, show
     from .soak import soak as run_soak
 
@@ -184,15 +164,10 @@ def soak(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     console = make_console()
-    try:
+    with _servers(console):
         report = run_soak(settings, console)
-    except ServerError as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
     show(report, console)
-    if json_path is not None:
-        write_json(report.to_dict(), json_path)
-        console.print(f"Report: {json_path}")
+    _save(console, report.to_dict(), json_path)
     if report.interrupted:
         raise typer.Exit(130)
     raise typer.Exit(1 if report.problems else 0)
@@ -216,6 +191,7 @@ def graph(
 ) -> None:
     """Time steps-to-execution on a random graph with loops and barriers."""
     from .graph import measure
+    from .report import write_json
 
     if not 1 <= nodes <= edges or repeats < 1:
         raise typer.BadParameter("need 1 <= nodes <= edges and repeats >= 1")
@@ -227,8 +203,7 @@ def graph(
         f"over {spread.n}; graph built in {timing.build_ms:.0f} ms"
     )
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(dataclasses.asdict(timing), indent=2) + "\n")
+        write_json(dataclasses.asdict(timing), json_path)
 
 
 @app.command()
@@ -242,6 +217,7 @@ def sdk(
     call_overhead_ms_500, medians over all calls; the first run, in which nothing is
     known from runs before, is given apart.
     """
+    from .report import write_json
     from .sdk import SIZES, measure, report
 
     if runs < 1:
@@ -256,8 +232,7 @@ def sdk(
             f"{result.threads_of_runs} threads for further runs"
         )
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(report(results), indent=2) + "\n")
+        write_json(report(results), json_path)
 
 
 @app.command()
@@ -280,8 +255,6 @@ def engine(
     The tree is SGLang's own, without a model, once for KVFlow and once for each of
     SGLang's tree cores. For the throughput two real servers take turns.
     """
-    from kvflow_server.edge.launcher import ServerError
-
     from .engine import measure_engine
     from .report import make_console, versions, write_json
     from .throughput import ThroughputSettings, measure_throughput
@@ -297,12 +270,9 @@ def engine(
     with console.status("") as status:
         report = measure_engine(size, repeats, status.update).to_dict()
         if throughput:
-            try:
-                settings = ThroughputSettings(blocks=blocks)
+            settings = ThroughputSettings(blocks=blocks)
+            with _servers(console):
                 report |= measure_throughput(settings, status.update).to_dict()
-            except ServerError as error:
-                console.print(str(error), style="red", markup=False, highlight=False)
-                raise typer.Exit(1) from error
     report["versions"] = versions()
     for line in _engine_lines(report):
         typer.echo(line)
@@ -327,3 +297,23 @@ def _engine_lines(report: dict[str, Any]) -> list[str]:
             f"CPU over stock's: {report['scheduler_cpu_ratio']:.3f}"
         )
     return lines
+
+
+@contextmanager
+def _servers(console: Console) -> Iterator[None]:
+    """A server that does not start ends the command with the end of its log."""
+    from kvflow_server.edge.launcher import ServerError
+
+    try:
+        yield
+    except ServerError as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+
+
+def _save(console: Console, report: Mapping[str, object], path: Path | None) -> None:
+    from .report import write_json
+
+    if path is not None:
+        write_json(report, path)
+        console.print(f"Report: {path}")
