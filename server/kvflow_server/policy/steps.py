@@ -129,8 +129,6 @@ class StepTable:
         """Take in one snapshot. O(agents in it). `now` is in seconds."""
         client = self._clients.get(update.client)
         if client is None:
-            if len(self._clients) >= self.limits.clients:
-                return Outcome.OVER_CAP
             client = _Client(name=update.client, seen=now)
         if update.run in client.ended:
             return Outcome.STALE
