@@ -32,6 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import kvflow_sdk as kvflow
+from kvflow_sdk.wire import STATE_PATH
 from kvflow_server.bench.plot import save_bars
 from kvflow_server.bench.progress import progress_bar, rotated, tracked
 from kvflow_server.bench.report import EMULATED, make_console
@@ -103,7 +104,7 @@ class Team:
 
     def counters(self) -> dict[str, float]:
         """The KVFlow server's own counters."""
-        reply = httpx.get(f"{self.server.url}/kvflow/v1/state", timeout=30)
+        reply = httpx.get(f"{self.server.url}{STATE_PATH}", timeout=30)
         counters: dict[str, float] = reply.raise_for_status().json()["counters"]
         return counters
 

@@ -136,7 +136,7 @@ class Stage(Loopback):
     def client(self, client: str) -> dict[str, Any]:
         """What the real server behind the stage knows of the client with this id."""
         assert self._behind is not None, "no server behind this stage"
-        reply = self._behind.get("/kvflow/v1/state").raise_for_status()
+        reply = self._behind.get(wire.STATE_PATH).raise_for_status()
         known: dict[str, Any] = reply.json()["clients"]
         return known.get(wire.shown_client(client), {})  # type: ignore[no-any-return]
 

@@ -35,8 +35,9 @@ def wrap(
 
     `name` prefixes its agents ("name|node"); without it, the name that the graph was
     compiled with, if any. `targets` says where routers and Commands lead that do not
-    declare it: {"node": ["this", "that"]}, a node in a subgraph by its path. Raises `UnsupportedError`; warns with `KVFlowWarning`, once
-    each, of what in the graph is not fully understood.
+    declare it: {"node": ["this", "that"]}, a node in a subgraph by its path. Raises
+    `UnsupportedError`; warns with `KVFlowWarning`, once each, of what in the graph is
+    not fully understood.
     """
     if isinstance(app, TrackedGraph):
         return app

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from kvflow_sdk.wire import STATE_PATH
+
 from .program import Program, SilentProgram
 from .results import Call, Workflow
 from .workload import Workload
@@ -68,7 +70,7 @@ class Runner:
         """The server's own counters; empty where KVFlow is not on."""
         if not self.hints:
             return {}
-        reply = self._http.get("/kvflow/v1/state").raise_for_status()
+        reply = self._http.get(STATE_PATH).raise_for_status()
         counters: Mapping[str, float] = reply.json()["counters"]
         return dict(counters)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvflow_sdk.wire import STATE_PATH
 from kvflow_server.edge.launcher import ServerProcess
 from kvflow_server.emulated.tiny import TinyDims, tiny_model
 from kvflow_server.engine.overhead import quantile
@@ -226,7 +227,7 @@ class _Watch:
 
 
 def _state(url: str) -> dict[str, Any]:
-    reply = httpx.get(f"{url}/kvflow/v1/state", timeout=60, trust_env=False)
+    reply = httpx.get(f"{url}{STATE_PATH}", timeout=60, trust_env=False)
     found: dict[str, Any] = reply.raise_for_status().json()
     return found
 

@@ -129,7 +129,7 @@ class Server:
         return self.http.post(wire.STEPS_PATH, json=wire.to_envelope(updates))
 
     def state(self) -> dict[str, Any]:
-        response = self.http.get("/kvflow/v1/state")
+        response = self.http.get(wire.STATE_PATH)
         response.raise_for_status()
         found: dict[str, Any] = response.json()
         return found
