@@ -36,11 +36,12 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from kvflow_sdk.client import Client
+from kvflow_sdk.client import Client, usable_client
 from kvflow_sdk.graph import AgentStepGraph
 
 __all__ = [
     "Adapter",
+    "Attachment",
     "KVFlowWarning",
     "Notices",
     "Patches",
@@ -132,6 +133,37 @@ class SharedPatches:
             self._users -= 1
             if self._users == 0:
                 self._patches.undo()
+
+
+class Attachment:
+    """What belongs to one wrapped object; adapters add to it what they need."""
+
+    def __init__(self, original: Any, client: Client | None) -> None:
+        self.original = original
+        """What ``unwrap`` gives back."""
+        self.client = client
+        """The one that the user named."""
+        self.released = False
+        """Unwrapped: no run is tracked any more."""
+        self._lock = threading.Lock()
+
+    def usable(self) -> Client | None:
+        """The client to report to; None once released, and when KVFlow is off."""
+        return None if self.released else usable_client(self.client)
+
+    def count(self, what: str, error: BaseException) -> None:
+        """Something of KVFlow's failed; the run goes on."""
+        client = usable_client(self.client)
+        if client is not None:
+            client.counters.error(what, error)
+
+    def release(self, *patches: SharedPatches) -> None:
+        """Track no run from now on, and give up the `patches`; once."""
+        with self._lock:
+            first, self.released = not self.released, True
+        if first:
+            for shared in patches:
+                shared.release()
 
 
 def tracked_class(mixin: Any, kind: Any, *slots: str) -> type[Any]:

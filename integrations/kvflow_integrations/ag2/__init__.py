@@ -54,10 +54,7 @@ def unwrap(app: _App) -> _App:
     if not isinstance(app, Tracked):
         return app
     attachment = app._kvflow
-    if not attachment.released:
-        attachment.released = True
-        calls.patches.release()
-        _patches.release()
+    attachment.release(calls.patches, _patches)
     original: Any = attachment.original
     return original
 

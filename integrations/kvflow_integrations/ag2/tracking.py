@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from autogen import ConversableAgent, GroupChat
 
+from kvflow_integrations import adapter
 from kvflow_integrations.adapter import Patches
-from kvflow_sdk.client import usable_client
 from kvflow_sdk.context import (
     Call,
     Extent,
@@ -41,19 +41,12 @@ _scopes: dict[int, Scope] = {}
 """By id of an agent object: what it executes as, now."""
 
 
-class Attachment:
+class Attachment(adapter.Attachment):
     """What belongs to one wrapped manager."""
 
     def __init__(self, original: Any, client: Client | None, names: Names) -> None:
-        self.original = original
-        self.client = client
+        super().__init__(original, client)
         self.names = names
-        self.released = False
-
-    def count(self, what: str, error: BaseException) -> None:
-        client = usable_client(self.client)
-        if client is not None:
-            client.counters.error(what, error)
 
 
 class Tracked:
@@ -101,8 +94,8 @@ class ChatRun(_Guarded):
 
     def begin(self) -> Scope:
         outer = current_scope()
-        client = usable_client(self.attachment.client)
-        if client is None or self.attachment.released or outer.run in _chats:
+        client = self.attachment.usable()
+        if client is None or outer.run in _chats:
             return outer
         graph = read_graph(self._chat, self.attachment.names, self._sender)
         self.run = client.start_run(graph)

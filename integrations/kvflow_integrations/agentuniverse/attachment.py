@@ -23,7 +23,7 @@ from agentuniverse.agent.template.executing_agent_template import ExecutingAgent
 from agentuniverse.agent.template.peer_agent_template import PeerAgentTemplate
 from agentuniverse.agent.work_pattern.peer_work_pattern import PeerWorkPattern
 
-from kvflow_integrations import calls
+from kvflow_integrations import adapter, calls
 from kvflow_integrations.adapter import (
     Patches,
     SharedPatches,
@@ -44,14 +44,12 @@ _scopes: weakref.WeakKeyDictionary[Any, Scope] = weakref.WeakKeyDictionary()
 """By InputObject of an executing agent: whose sub-tasks its threads work on."""
 
 
-class Attachment:
+class Attachment(adapter.Attachment):
     """What belongs to one wrapped agent."""
 
     def __init__(self, original: Any, client: Client | None, name: str | None) -> None:
-        self.original = original
+        super().__init__(original, client)
         self.graph = read_graph(original, name)
-        self.client = client
-        self.released = False
         self._prefix = f"{name}|" if name else ""
 
     def workflow(self) -> workflow:
@@ -165,10 +163,7 @@ def attach(attachment: Attachment) -> Any:
 
 def release(attachment: Attachment) -> None:
     """The tracked copy runs untracked from now on; the last one takes the patches."""
-    if not attachment.released:
-        attachment.released = True
-        calls.patches.release()
-        _patches.release()
+    attachment.release(calls.patches, _patches)
 
 
 def _install(patches: Patches) -> None:

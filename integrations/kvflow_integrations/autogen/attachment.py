@@ -8,7 +8,6 @@ what it would have gone through unwrapped, and a class of its own with one slot 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,9 @@ from autogen_agentchat.teams._group_chat._base_group_chat_manager import (
 )
 from autogen_core import AgentId
 
-from kvflow_integrations import calls
+from kvflow_integrations import adapter, calls
 from kvflow_integrations.adapter import Notices, SharedPatches, on_same_state
-from kvflow_sdk.client import Client, usable_client
+from kvflow_sdk.client import Client
 from kvflow_sdk.context import Scope, current_scope, surround
 
 from .hooks import install
@@ -35,7 +34,7 @@ __all__ = ["Attachment", "Tracked", "attach", "release"]
 _patches = SharedPatches(install)
 
 
-class Attachment:
+class Attachment(adapter.Attachment):
     """What belongs to one wrapped object."""
 
     def __init__(
@@ -44,12 +43,9 @@ class Attachment:
         client: Client | None,
         name: str | None,
     ) -> None:
-        self.original = original
+        super().__init__(original, client)
         self.topology: Topology = read_topology(original, name)
         self.notices = Notices()
-        self._client = client
-        self._lock = threading.Lock()
-        self._released = False
 
     def track_team(
         self, team: BaseGroupChat, manager: BaseGroupChatManager | None
@@ -58,7 +54,7 @@ class Attachment:
 
         `manager`: if the team ran before, or has loaded a state; it goes on from there.
         """
-        client = self._usable()
+        client = self.usable()
         if client is None or tracker_here() is not None or running(team):
             return None
         topology = self.topology
@@ -76,24 +72,10 @@ class Attachment:
 
     def track_agent(self) -> Tracker | None:
         """A new run of an agent by itself; None as for a team."""
-        client = self._usable()
+        client = self.usable()
         if client is None or tracker_here() is not None:
             return None
         return Tracker(self, client.start_run(self.topology.graph))
-
-    def _usable(self) -> Client | None:
-        return None if self._released else usable_client(self._client)
-
-    def release(self) -> bool:
-        """No run is tracked from now on; False when that was so already."""
-        with self._lock:
-            first, self._released = not self._released, True
-        return first
-
-    def count(self, what: str, error: BaseException) -> None:
-        client = usable_client(self._client)
-        if client is not None:
-            client.counters.error(what, error)
 
 
 class Tracked:
@@ -197,6 +179,4 @@ def attach(attachment: Attachment) -> Any:
 
 def release(attachment: Attachment) -> None:
     """The tracked object runs untracked from now on; the last one takes the hooks."""
-    if attachment.release():
-        calls.patches.release()
-        _patches.release()
+    attachment.release(calls.patches, _patches)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
-from kvflow_integrations import calls
+from kvflow_integrations import adapter, calls
 from kvflow_integrations.adapter import Notices, tracked_class
-from kvflow_sdk.client import Client, usable_client
+from kvflow_sdk.client import Client
 from kvflow_sdk.context import surround
 from kvflow_sdk.run import Run
 
@@ -32,7 +31,7 @@ MAX_PAUSED = 256
 """Interrupted runs of one graph that wait for an answer; the oldest is given up."""
 
 
-class Attachment:
+class Attachment(adapter.Attachment):
     """What belongs to one wrapped graph."""
 
     def __init__(
@@ -42,13 +41,10 @@ class Attachment:
         name: str | None,
         targets: Targets | None = None,
     ) -> None:
-        self.original = original
+        super().__init__(original, client)
         self.topology: Topology = read_topology(original, name, targets)
         self.notices = Notices()
-        self._client = client
-        self._lock = threading.Lock()
         self._paused: dict[str, tuple[Run, bool]] = {}
-        self.released = False
 
     def start_run(
         self, thread: str | None, goes_on: bool
@@ -58,8 +54,8 @@ class Attachment:
         An invocation that answers an interrupt of `thread` goes on with its run; the
         second is None for a run that begins. No run when KVFlow is off.
         """
-        client = usable_client(self._client)
-        if client is None or self.released:
+        client = self.usable()
+        if client is None:
             return None, None
         with self._lock:
             paused = self._paused.pop(thread, None) if thread is not None else None
@@ -86,17 +82,6 @@ class Attachment:
         for entry in given_up:
             if entry is not None:
                 entry[0].finish()
-
-    def release(self) -> bool:
-        """No run is tracked from now on; False when that was so already."""
-        with self._lock:
-            first, self.released = not self.released, True
-        return first
-
-    def count(self, what: str, error: BaseException) -> None:
-        client = usable_client(self._client)
-        if client is not None:
-            client.counters.error(what, error)
 
     def tracker(self, input: Any, *configs: Mapping[str, Any] | None) -> Tracker:
         thread = None
@@ -162,6 +147,4 @@ def attach(attachment: Attachment) -> Any:
 
 def release(attachment: Attachment) -> None:
     """The tracked copy runs untracked from now on; the last one takes the patches."""
-    if attachment.release():
-        calls.patches.release()
-        hooks.patches.release()
+    attachment.release(calls.patches, hooks.patches)

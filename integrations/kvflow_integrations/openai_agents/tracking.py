@@ -18,6 +18,7 @@ from typing import Any
 from agents import Agent, RunConfig, RunState
 from agents.run import AgentRunner, get_default_agent_runner
 
+from kvflow_integrations import adapter
 from kvflow_integrations.adapter import Patches
 from kvflow_sdk.client import Client, usable_client
 from kvflow_sdk.context import Call, Scope, current_scope, within
@@ -32,20 +33,19 @@ _ours: weakref.WeakSet[Run] = weakref.WeakSet()
 """The runs that this module has started."""
 
 
-@dataclasses.dataclass(slots=True)
-class Attachment:
+class Attachment(adapter.Attachment):
     """What belongs to one wrapped agent."""
 
-    original: Agent[Any]
-    graph: AgentStepGraph | None
-    label: str
-    client: Client | None
-    released: bool = False
-
-    def count(self, what: str, error: BaseException) -> None:
-        client = usable_client(self.client)
-        if client is not None:
-            client.counters.error(what, error)
+    def __init__(
+        self,
+        original: Agent[Any],
+        graph: AgentStepGraph | None,
+        label: str,
+        client: Client | None,
+    ) -> None:
+        super().__init__(original, client)
+        self.graph = graph
+        self.label = label
 
 
 class Tracked:
@@ -148,8 +148,8 @@ class _Extent:
         if scope.run in _ours and scope.run is not None:
             caller = "" if scope.call is None else scope.call.agent
             self._tracker = _Tracker(scope.run, caller, inner=True)
-        elif isinstance(agent, Tracked) and not agent._kvflow.released:
-            client = usable_client(agent._kvflow.client)
+        elif isinstance(agent, Tracked):
+            client = agent._kvflow.usable()
             if client is None:
                 return
             run = client.start_run(agent._kvflow.graph)

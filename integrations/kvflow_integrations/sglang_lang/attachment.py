@@ -20,6 +20,7 @@ from typing import Any
 from sglang.lang import interpreter
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
+from kvflow_integrations import adapter
 from kvflow_integrations.adapter import Patches, SharedPatches, tracked_class
 from kvflow_sdk import wire
 from kvflow_sdk.client import Client, owner_of, usable_client
@@ -34,15 +35,13 @@ __all__ = ["Attachment", "TrackedEndpoint", "attach", "release"]
 _SCOPE = "_kvflow_scope"
 
 
-class Attachment:
+class Attachment(adapter.Attachment):
     """What belongs to one wrapped endpoint."""
 
     def __init__(
         self, original: RuntimeEndpoint, client: Client | None, name: str | None
     ) -> None:
-        self.original = original
-        self.released = False
-        self._client = client
+        super().__init__(original, client)
         self._name = name
         ours = usable_client(client)
         if ours is not None:
@@ -58,8 +57,8 @@ class Attachment:
 
     def program(self, program: Any) -> Program | None:
         """A new execution of the SglFunction `program`; None when KVFlow is off."""
-        client = usable_client(self._client)
-        if client is None or self.released:
+        client = self.usable()
+        if client is None:
             return None
         name = getattr(program.func, "__name__", "function")
         agent = f"{self._name}|{name}" if self._name else name
@@ -68,7 +67,7 @@ class Attachment:
         except WireError as error:
             client.counters.error("name of a function", error)
             return None
-        return Program(agent, self._client)
+        return Program(agent, self.client)
 
     def tag(self, executor: Any, body: dict[str, Any]) -> None:
         """Say in `body`, a request to /generate, who makes it. Never raises."""
@@ -139,9 +138,7 @@ def attach(attachment: Attachment) -> Any:
 
 def release(attachment: Attachment) -> None:
     """The copy is tracked no more; the last one takes the patches with it."""
-    if not attachment.released:
-        attachment.released = True
-        _patches.release()
+    attachment.release(_patches)
 
 
 def _install(patches: Patches) -> None:
