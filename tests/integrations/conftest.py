@@ -14,13 +14,9 @@ SERVER_PYTHON = ROOT / ".venv" / "server" / "bin" / "python"
 SERVE = """
 import sys
 from kvflow_server.cli import main
-from kvflow_server.emulated.tiny import TinyDims, tiny_model
-dims = TinyDims(
-    hidden=128, layers=2, heads=4, kv_heads=4, intermediate=256, vocab=2048,
-    context=4096,
-)
+from kvflow_server.emulated.tiny import SMALL_DIMS, tiny_model
 if __name__ == "__main__":
-    sys.argv += ["--model-path", str(tiny_model(dims))]
+    sys.argv += ["--model-path", str(tiny_model(SMALL_DIMS))]
     main()
 """
 """`kvflow serve` in the server environment, which alone can make the tiny model."""

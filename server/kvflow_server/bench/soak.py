@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from kvflow_sdk.wire import STATE_PATH
 from kvflow_server.edge.launcher import ServerProcess
-from kvflow_server.emulated.tiny import TinyDims, tiny_model
+from kvflow_server.emulated.tiny import SMALL_DIMS, TinyDims, tiny_model
 from kvflow_server.engine.overhead import quantile
 
 from .application import Applications, Tally
@@ -46,17 +46,7 @@ class SoakSettings:
     pcie_gbps: float = 0.02
     lease_s: int = 10
     seed: int = 0
-    dims: TinyDims = field(
-        default_factory=lambda: TinyDims(
-            hidden=128,
-            layers=2,
-            heads=4,
-            kv_heads=4,
-            intermediate=256,
-            vocab=2048,
-            context=4096,
-        )
-    )
+    dims: TinyDims = SMALL_DIMS
 
     def __post_init__(self) -> None:
         for name in ("minutes", "clients", "pcie_gbps", "lease_s"):

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "TinyDims", "tiny_model", "tokenizer"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "SMALL_DIMS",
+    "SPECIAL_TOKENS",
+    "TinyDims",
+    "tiny_model",
+    "tokenizer",
+]
 
 RECIPE_VERSION = 1
 
@@ -68,6 +75,18 @@ class TinyDims:
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache per token in float32, all layers."""
         return 2 * self.layers * self.kv_heads * (self.hidden // self.heads) * 4
+
+
+SMALL_DIMS = TinyDims(
+    hidden=128,
+    layers=2,
+    heads=4,
+    kv_heads=4,
+    intermediate=256,
+    vocab=2048,
+    context=4096,
+)
+"""As small as serves to see what a server does; for tests and soaks."""
 
 
 def tiny_model(dims: TinyDims | None = None) -> Path:

@@ -20,19 +20,11 @@ from kvflow_sdk import wire
 from kvflow_sdk.wire import FixedMark, StepUpdate
 from kvflow_server.edge.launcher import ServerProcess
 from kvflow_server.emulated.platform import STALL_ENV
-from kvflow_server.emulated.tiny import TinyDims, tiny_model
+from kvflow_server.emulated.tiny import SMALL_DIMS, tiny_model
 
 API_KEY = "the-key-of-this-server"
 LOGPROB_TOLERANCE = 1e-4
-DIMS = TinyDims(
-    hidden=128,
-    layers=2,
-    heads=4,
-    kv_heads=4,
-    intermediate=256,
-    vocab=2048,
-    context=4096,
-)
+DIMS = SMALL_DIMS
 POOL = 1200
 """Device slots: what three or four requests of the soak test need."""
 COMMON = ("--emulated", "--chunked-prefill-size", "192", "--context-length", "1024")

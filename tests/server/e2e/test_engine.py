@@ -12,7 +12,7 @@ import pytest
 
 from kvflow_sdk import wire
 from kvflow_sdk.wire import FixedMark
-from kvflow_server.emulated.tiny import TinyDims, tiny_model
+from kvflow_server.emulated.tiny import SMALL_DIMS, tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.sglang, pytest.mark.server, pytest.mark.full]
 
-DIMS = TinyDims(
-    hidden=128,
-    layers=2,
-    heads=4,
-    kv_heads=4,
-    intermediate=256,
-    vocab=2048,
-    context=4096,
-)
 PROGRAM = """
 import json, sys
 from sglang import Engine
@@ -63,7 +54,7 @@ def run(folder: Path, texts: list[str], hints: list[object], **flags: object) ->
     """The program's output and log."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    given = FLAGS | {"model_path": str(tiny_model(DIMS))} | flags
+    given = FLAGS | {"model_path": str(tiny_model(SMALL_DIMS))} | flags
     ended = subprocess.run(
         [sys.executable, "-P", str(program)],
         input=json.dumps([given, texts, hints]),

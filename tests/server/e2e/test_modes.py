@@ -13,7 +13,7 @@ import pytest
 
 from kvflow_sdk import wire
 from kvflow_sdk.wire import FixedMark
-from kvflow_server.emulated.tiny import TinyDims, tiny_model
+from kvflow_server.emulated.tiny import SMALL_DIMS, TinyDims, tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 FIXED = 160
-DIMS = TinyDims(
-    hidden=128,
-    layers=2,
-    heads=4,
-    kv_heads=4,
-    intermediate=256,
-    vocab=2048,
-    context=4096,
-)
 
 
 def hints(caller: Caller, agent: str = "planner", **later: int) -> object:
@@ -165,7 +156,7 @@ def test_new_weights_answer_with_nothing_of_the_old(
         return [one.ask(prompt, hints(caller)) for prompt in prompts]
 
     old = ask(server)
-    with weights(replace(DIMS, seed=1), server, truth):
+    with weights(replace(SMALL_DIMS, seed=1), server, truth):
         new = ask(server)
         # Twice: what is in the cache now was computed with the new weights.
         for found in (new, ask(server)):
@@ -218,7 +209,7 @@ def weights(dims: TinyDims, *servers: Server) -> Iterator[None]:
         yield
     finally:
         for server in servers:
-            load(server, DIMS)
+            load(server, SMALL_DIMS)
 
 
 def load(server: Server, dims: TinyDims) -> None:
