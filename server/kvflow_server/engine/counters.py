@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from kvflow_sdk.errors import WireError
 
-__all__ = ["Counters", "DroppedMetadata", "Hits"]
+__all__ = ["Counters", "DroppedMetadata", "Hits", "reason_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,5 +125,10 @@ class DroppedMetadata:
             self.listener(reason)
 
     def record_error(self, error: WireError) -> None:
-        """Counted by the field without the key in it: a bounded set of names."""
-        self.record(error.field.partition("[")[0], str(error))
+        """Counted by `reason_of` its field."""
+        self.record(reason_of(error.field), str(error))
+
+
+def reason_of(field: str) -> str:
+    """The field without the key in it: a bounded set of names to count by."""
+    return field.partition("[")[0]

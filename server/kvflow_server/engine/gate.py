@@ -21,7 +21,7 @@ from kvflow_sdk.wire import (
 from kvflow_server.policy.intake import Intake
 
 from .config import EngineConfig
-from .counters import DroppedMetadata
+from .counters import DroppedMetadata, reason_of
 from .metrics import HttpMetrics
 
 __all__ = ["check_in_band", "dropped", "intake", "is_ours", "refuse", "refused"]
@@ -32,7 +32,7 @@ refused: Counter[str] = Counter()
 
 def refuse(field: str) -> None:
     """Count a refused message."""
-    reason = field.partition("[")[0]
+    reason = reason_of(field)
     refused[reason] += 1
     if metrics := _metrics():
         metrics.refused(reason)

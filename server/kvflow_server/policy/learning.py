@@ -62,7 +62,6 @@ class _Cluster:
     """Common prefixes of the latest calls with the sample before them."""
     boundary: int = 0
     """0 until confirmed."""
-    calls: int = 1
 
 
 @dataclass(slots=True)
@@ -161,7 +160,6 @@ class BoundaryLearner:
     def _extend(
         self, known: _Agent, cluster: _Cluster, tokens: array[int], shared: int
     ) -> None:
-        cluster.calls += 1
         if cluster.boundary - shared >= self.limits.min_tokens:
             self._count(known.drift, shared, cluster.boundary)
         cluster.common.append(shared)
