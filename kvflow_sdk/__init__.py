@@ -32,6 +32,7 @@ from .errors import (
     WireError,
 )
 from .graph import START, AgentStepGraph, GraphBuilder
+from .prewarm import AgentPrompt
 from .prompt import Prompt, split
 from .run import Run
 from .wire import FixedMark
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "START",
+    "AgentPrompt",
     "AgentStepGraph",
     "AsyncOpenAI",
     "Call",
@@ -63,6 +65,7 @@ __all__ = [
     "current",
     "default_client",
     "fixed",
+    "register",
     "split",
     "step",
     "workflow",
@@ -98,17 +101,49 @@ def wrap(
     only: where nodes lead that do not declare it, as {"node": ["this", "that"]}.
     Raises `UnsupportedError` for an object that no integration understands.
     """
+    more = {} if targets is None else {"targets": targets}
+    wrapped: _T = _integration(app).wrap(app, client=client, name=name, **more)
+    return wrapped
+
+
+def register(
+    app: object,
+    prompts: Mapping[str, AgentPrompt],
+    *,
+    client: Client | None = None,
+    name: str | None = None,
+) -> None:
+    """Let the server compute these agents' fixed prompts before they run.
+
+    `app` is what `wrap` takes, or an `AgentStepGraph`, or None: then agents run in the
+    order of `prompts`. By agent: its system message, a `kvflow.split` prompt, its
+    messages, or the whole request of a call (tools and all), as it will be sent. The
+    texts go to the servers that the client knows, in the background, and to nobody
+    else; a server does something with them only if it was started with
+    ``--kvflow-prewarm``, and only while it has nothing else to do. Raises `ConfigError`
+    for a prompt that is none of these, `UnsupportedError` as `wrap`.
+    """
+    if app is None or isinstance(app, AgentStepGraph):
+        graph = app
+    else:
+        graph = _integration(app).step_graph(app, name)
+    from .client import usable_client
+
+    usable = usable_client(client)
+    if usable is not None:
+        usable.prewarm(graph, prompts)
+
+
+def _integration(app: object) -> Any:
+    """The module that understands `app`. Raises `UnsupportedError`."""
     # By name, so that no framework is imported that the program does not use.
     modules = {kind.__module__.partition(".")[0] for kind in type(app).__mro__}
-    more = {} if targets is None else {"targets": targets}
     for package, module in _INTEGRATIONS.items():
         if package in modules and package in sys.modules:
             try:
-                integration = importlib.import_module(f"kvflow_integrations.{module}")
+                return importlib.import_module(f"kvflow_integrations.{module}")
             except ImportError:
                 continue  # a package of the user's own, of the same name
-            wrapped: _T = integration.wrap(app, client=client, name=name, **more)
-            return wrapped
     raise UnsupportedError(
         f"kvflow.wrap takes a compiled LangGraph graph (graph.compile()), an AutoGen "
         f"team, an agent of the OpenAI Agents SDK, an SGLang endpoint or a PEER agent of "

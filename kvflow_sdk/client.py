@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from . import context, wire
 from .config import Config, is_openai, origin_of, server_root
 from .likelihood import Transitions
+from .prewarm import AgentPrompt, prewarm_requests
 from .run import Run
 from .stream import Counters, Stream
 
@@ -86,6 +87,18 @@ class Client:
         return Run(
             graph, client=self.id, listener=listener, transitions=self.transitions
         )
+
+    def prewarm(
+        self, graph: AgentStepGraph | None, prompts: Mapping[str, AgentPrompt]
+    ) -> None:
+        """As `kvflow.register`, for this client."""
+        steps: Mapping[str, int] = {agent: n for n, agent in enumerate(prompts, 1)}
+        if graph is not None:
+            first = Run(graph, client=self.id, transitions=self.transitions).snapshot()
+            steps = first.steps or {}
+        for request in prewarm_requests(self.id, steps, prompts):
+            if not self.config.disable:
+                self._stream.prewarm(request)
 
     def configure(self, base_url: str, *, api_key: str | None = None) -> None:
         """`base_url` is a KVFlow server: the user said so. Raises `ConfigError`.

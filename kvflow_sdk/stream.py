@@ -18,11 +18,15 @@ import random
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from . import wire
 from .config import Config
+from .prewarm import PREWARM_PATH, PrewarmRequest
 from .wire import StepUpdate
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ MAX_BATCH = 64
 """Runs in one message: fewer than the server accepts, so that one is soon sent."""
 FIRST_BACKOFF = 0.1
 MAX_ANSWER = 64 * 1024
+MAX_PROMPTS = 1024
+"""Prompts to be computed ahead that wait for one server."""
 COALESCE_S = 0.001
 """Until a snapshot is sent that nothing else waited with. Whoever made it is about to
 make a call, and goes on meanwhile without this thread in its way."""
@@ -80,6 +86,7 @@ class Target:
         self.root = root
         self.api_key = api_key
         self.pending: dict[str, StepUpdate] = {}
+        self.prompts: deque[PrewarmRequest] = deque(maxlen=MAX_PROMPTS)
         self.failures = 0
         self.not_before = 0.0
 
@@ -163,6 +170,15 @@ class Stream:
         if lost:
             self.counters.add("steps.dropped", lost)
 
+    def prewarm(self, request: PrewarmRequest) -> None:
+        """Send `request` when there is time and no snapshot waits."""
+        with self._changed:
+            if self._closed or not self._targets:
+                return
+            for target in self._targets.values():
+                target.prompts.append(request)
+            self._wake()
+
     def probe(self, root: str, tell: Callable[[bool | None], None]) -> None:
         """Ask, in the background, whether `root` is KVFlow, and `tell` the answer.
 
@@ -192,7 +208,7 @@ class Stream:
 
     def _idle(self) -> bool:
         now = time.monotonic()
-        waiting = (t for t in self._targets.values() if t.pending)
+        waiting = (t for t in self._targets.values() if t.pending or t.prompts)
         return not (
             self._busy or self._probes or any(t.not_before <= now for t in waiting)
         )
@@ -232,11 +248,14 @@ class Stream:
                     root = next(iter(self._probes))
                     self._busy = True
                     return functools.partial(self._ask, root, self._probes.pop(root))
-                waiting = [t for t in self._targets.values() if t.pending]
+                waiting = [t for t in self._targets.values() if t.pending or t.prompts]
                 now = time.monotonic()
                 target = min(waiting, key=lambda t: t.not_before, default=None)
                 if target is not None and target.not_before <= now:
                     self._busy = True
+                    if not target.pending:
+                        prompt = target.prompts.popleft()
+                        return functools.partial(self._post_prompt, target, prompt)
                     return functools.partial(self._post, target, target.take())
                 if self._closed:
                     return None
@@ -266,8 +285,23 @@ class Stream:
                 for update in batch:
                     target.keep(update, self._config.max_runs)
 
+    def _post_prompt(
+        self, target: Target, prompt: PrewarmRequest, http: httpx.Client
+    ) -> None:
+        """Once only: it is a favour, and the call itself will come."""
+        body = msgspec.json.encode(prompt)
+        status = self._send_body(target, PREWARM_PATH, body, http)
+        sent = 200 <= status < 300
+        self.counters.add("prompts.sent" if sent else "prompts.refused")
+
     def _send(
         self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
+    ) -> int:
+        body = json.dumps(wire.to_envelope(batch), separators=(",", ":"))
+        return self._send_body(target, wire.STEPS_PATH, body.encode(), http)
+
+    def _send_body(
+        self, target: Target, path: str, body: bytes, http: httpx.Client
     ) -> int:
         """The HTTP status, or 0 when there was no answer."""
         import httpx
@@ -275,24 +309,22 @@ class Stream:
         headers = {"content-type": "application/json"}
         if target.api_key:
             headers["authorization"] = f"Bearer {target.api_key}"
-        body = json.dumps(wire.to_envelope(batch), separators=(",", ":"))
         try:
-            answer = http.post(
-                target.root + wire.STEPS_PATH, content=body, headers=headers
-            )
+            answer = http.post(target.root + path, content=body, headers=headers)
         except httpx.HTTPError as error:
-            self._first(target, "does not answer", error)
+            self._first(target, path, "does not answer", error)
             return 0
         if not answer.is_success:
-            self._first(target, f"answered {answer.status_code}", answer.text[:200])
+            what = f"answered {answer.status_code}"
+            self._first(target, path, what, answer.text[:200])
         return answer.status_code
 
-    def _first(self, target: Target, what: str, detail: object) -> None:
+    def _first(self, target: Target, path: str, what: str, detail: object) -> None:
         if target.failures == 0:
             log.info(
                 "kvflow: %s%s %s; LLM calls are not affected (%s)",
                 target.root,
-                wire.STEPS_PATH,
+                path,
                 what,
                 detail,
             )

@@ -11,7 +11,7 @@ The payload is a `StepUpdate`. In band the envelope is the ``kv_hints`` field of
 base64url). Out of band it is the body of ``POST /kvflow/v1/steps``, with one action
 per run. Unknown fields and newer minor versions are ignored, unknown majors refused.
 
-This module is all that the server imports of the SDK.
+The server imports this of the SDK, and `prewarm`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ __all__ = [
     "capabilities",
     "check_fixed",
     "check_name",
+    "check_steps",
+    "convert",
     "from_header",
     "parse_envelope",
     "parse_payload",
@@ -150,8 +152,7 @@ def capabilities() -> dict[str, Any]:
 def shown_client(client: str) -> str:
     """The name a server shows and logs for `client`, 12 hexadecimal digits.
 
-    The id itself is the right to steer its entries and is not told to others; whoever
-    knows it can find its own entries by this name.
+    The id itself, the right to steer its entries, is told to nobody else.
     """
     name = client.encode(errors="surrogatepass")
     return hashlib.blake2b(name, digest_size=6).hexdigest()
@@ -192,7 +193,7 @@ def parse_envelope(obj: object) -> list[StepUpdate]:
 
     Raises `WireError` naming the field.
     """
-    envelope = _convert(obj, _Envelope)
+    envelope = convert(obj, _Envelope)
     _check_version(envelope.protocol_version, PROTOCOL_VERSION, "protocol_version")
     if len(envelope.actions) > MAX_RUNS_PER_MESSAGE:
         raise WireError(
@@ -211,14 +212,14 @@ def parse_envelope(obj: object) -> list[StepUpdate]:
 
 def parse_payload(obj: object) -> StepUpdate:
     """A validated `StepUpdate`. Raises `WireError` naming the field."""
-    update = _convert(obj, StepUpdate)
+    update = convert(obj, StepUpdate)
     check_name(update.client, "client")
     check_name(update.run, "run")
     if update.agent is not None:
         check_name(update.agent, "agent")
     _check_range(update.seq, MAX_SEQ, "seq")
     if update.steps is not None:
-        _check_steps(update.steps)
+        check_steps(update.steps)
     if update.likelihood is not None:
         _check_likelihood(update.likelihood)
     if update.fixed is not None:
@@ -242,20 +243,18 @@ def check_fixed(fixed: FixedMark) -> None:
         if value is not None:
             _check_range(value, MAX_FIXED, f"fixed.{name}")
     if (fixed.message is None) != (fixed.chars is None):
-        raise WireError(
-            "fixed.message and fixed.chars go together", field="fixed.message"
-        )
+        text = "fixed.message and fixed.chars go together"
+        raise WireError(text, field="fixed.message")
     if (fixed.chars is None) == (fixed.tokens is None):
-        raise WireError(
-            "fixed: give either `message` and `chars`, or `tokens`", field="fixed"
-        )
+        text = "fixed: give either `message` and `chars`, or `tokens`"
+        raise WireError(text, field="fixed")
 
 
 def to_header(update: StepUpdate) -> str:
     """The value of `HEADER`: ASCII, at most `MAX_HEADER_BYTES`.
 
-    Too long a snapshot loses its likelihoods, then its farthest agents, and says so
-    with ``partial``. Raises `WireError` when the names alone are too long.
+    Too long a snapshot loses its likelihoods, then, ``partial``, its farthest agents.
+    Raises `WireError` when the names alone are too long.
     """
     value = _pack(update)
     if len(value) <= MAX_HEADER_BYTES:
@@ -294,9 +293,8 @@ def from_header(value: str) -> list[StepUpdate]:
         inflater = zlib.decompressobj()
         text = inflater.decompress(packed, MAX_INFLATED_BYTES)
     except (UnicodeEncodeError, binascii.Error, zlib.error) as error:
-        raise WireError(
-            f"{HEADER}: not base64url of a zlib stream ({error})", field=HEADER
-        ) from error
+        why = f"{HEADER}: not base64url of a zlib stream ({error})"
+        raise WireError(why, field=HEADER) from error
     if inflater.unconsumed_tail or not inflater.eof:
         raise WireError(
             f"{HEADER}: cut short, or more than {MAX_INFLATED_BYTES} bytes inflated",
@@ -324,7 +322,8 @@ def _pack(update: StepUpdate) -> str:
     return base64.urlsafe_b64encode(packed).decode()
 
 
-def _convert(obj: object, kind: type[_T]) -> _T:
+def convert(obj: object, kind: type[_T]) -> _T:
+    """`obj` as a `kind`. Raises `WireError` naming the field."""
     try:
         return msgspec.convert(obj, kind, from_attributes=True)
     except msgspec.ValidationError as error:
@@ -380,7 +379,8 @@ def _check_count(entries: Mapping[str, object], field: str) -> None:
         )
 
 
-def _check_steps(steps: Mapping[str, int]) -> None:
+def check_steps(steps: Mapping[str, int]) -> None:
+    """Raises `WireError` naming the entry."""
     _check_count(steps, "steps")
     for name, value in steps.items():
         if not (0 < len(name) <= MAX_NAME_CHARS and 0 <= value <= MAX_STEPS):

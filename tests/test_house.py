@@ -18,13 +18,14 @@ SOURCES = {
 FLOORS = [
     ["kvflow_sdk.errors", "kvflow_sdk.config", "kvflow_sdk.deflate", "kvflow_sdk.ids"],
     ["kvflow_sdk.wire"],
+    ["kvflow_sdk.prompt"],
+    ["kvflow_sdk.prewarm"],
     ["kvflow_sdk.drift"],
     ["kvflow_sdk.graph", "kvflow_sdk.distance"],
     ["kvflow_sdk.likelihood"],
     ["kvflow_sdk.observer"],
     ["kvflow_sdk.run", "kvflow_sdk.frontier"],
-    # A mark is carried by the context, so prompt is not beside wire.
-    ["kvflow_sdk.context", "kvflow_sdk.stream", "kvflow_sdk.prompt"],
+    ["kvflow_sdk.context", "kvflow_sdk.stream"],
     ["kvflow_sdk.client", "kvflow_sdk.agent", "kvflow_sdk.openai"],
     ["kvflow_integrations.adapter"],
     ["kvflow_integrations.calls"],
@@ -56,7 +57,7 @@ PURE = ("kvflow_server.policy", "kvflow_sdk.graph", "kvflow_sdk.distance")
 IMPURE = {"sglang", "torch", "time", "datetime", "httpx", "threading", "asyncio"}
 # What works for the client's side, or plays a client.
 EXPERIMENTS = ("kvflow_server.bench", "kvflow_server.sim", "kvflow_server.lint")
-SERVER_MAY_USE = {"kvflow_sdk.wire", "kvflow_sdk.errors"}
+SERVER_MAY_USE = {"kvflow_sdk.wire", "kvflow_sdk.prewarm", "kvflow_sdk.errors"}
 
 # Ranks must decide alike, so they go by the time that the first of them sends.
 CLOCKS = {
@@ -64,6 +65,7 @@ CLOCKS = {
     "kvflow_server.engine.overhead": "measures, and steers nothing",
     "kvflow_server.engine.accounts": "measures, and steers nothing",
     "kvflow_server.engine.metrics": "when to publish, which steers nothing",
+    "kvflow_server.engine.boundary": "runs in the HTTP process, which has no ranks",
     "kvflow_server.engine.gate": "runs in the HTTP process, which has no ranks",
     "kvflow_server.engine.fanout": "runs in the HTTP process, which has no ranks",
 }

@@ -111,6 +111,15 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    prewarm: Annotated[
+        bool,
+        typer.Option(
+            "--kvflow-prewarm",
+            help="Compute the fixed prompts that clients register (kvflow.register) "
+            "before their agents run, while no request waits or runs; at most "
+            "KVFLOW_PREWARM_TOKENS (65536) for one client.",
+        ),
+    ] = False,
     emulated: Annotated[
         bool | None,
         typer.Option(
@@ -146,6 +155,7 @@ def serve(
         stock=stock,
         hicache=not no_hicache,
         backup=backup,
+        prewarm=prewarm,
         emulated=emulated,
         pcie_gbps=pcie_gbps,
     )

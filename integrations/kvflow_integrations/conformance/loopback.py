@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from kvflow_sdk import wire
 from kvflow_sdk.errors import WireError
+from kvflow_sdk.prewarm import PREWARM_PATH, parse_prewarm
 
 __all__ = ["GENERATE_PATH", "Loopback", "Seen", "completion"]
 
@@ -131,6 +132,14 @@ class Loopback:
             return error.status, {"error": str(error)}
         return 200, {"accepted": len(updates)}
 
+    def prewarm(self, request: Seen) -> tuple[int, Any]:
+        """The answer to a prompt to be computed ahead. May be overridden."""
+        try:
+            parse_prewarm(request.body)
+        except WireError as error:
+            return error.status, {"error": str(error)}
+        return 202, {}
+
     def close(self) -> None:
         """Idempotent; what is held is let go."""
         if self.hold is not None:
@@ -206,6 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.loopback.hold.wait(PATIENCE_S)
         if self.path.endswith(wire.CAPABILITIES_PATH):
             self._send(200, wire.capabilities())
+        elif self.path.endswith(PREWARM_PATH):
+            self._send(*self.loopback.prewarm(request))
         else:
             self._send(*self.loopback.steps(request))
 

@@ -3,6 +3,7 @@
 =======================================  ==========================================
 ``GET  /kvflow/v1/capabilities``         what this server speaks; the SDK's probe
 ``POST /kvflow/v1/steps``                step updates out of band; 202 and no answer
+``POST /kvflow/v1/prewarm``              a prompt to compute ahead, if that is on
 ``GET  /kvflow/v1/state``                clients, agents, prompts, counters
 ``GET  /kvflow/v1/drift``                agents whose prompts part too early
 =======================================  ==========================================
@@ -24,6 +25,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from kvflow_sdk.errors import WireError
+from kvflow_sdk.prewarm import MAX_PREWARM_BYTES, PREWARM_PATH, parse_prewarm
 from kvflow_sdk.wire import (
     CAPABILITIES_PATH,
     DRIFT_PATH,
@@ -34,7 +36,7 @@ from kvflow_sdk.wire import (
     parse_envelope,
 )
 from kvflow_server.engine.access import has_admin_key, is_active
-from kvflow_server.engine.gate import dropped, intake, refuse, refused
+from kvflow_server.engine.gate import dropped, intake, prewarms, refuse, refused
 from kvflow_server.engine.state import DEFAULT_CLIENTS, MAX_CLIENTS
 from kvflow_server.policy.intake import Admission
 
@@ -54,6 +56,7 @@ def add_routes(app: FastAPI) -> None:
     state = auth_level(AuthLevel.ADMIN_OPTIONAL)(_state)
     app.add_api_route(CAPABILITIES_PATH, _capabilities, methods=["GET"])
     app.add_api_route(STEPS_PATH, _steps, methods=["POST"])
+    app.add_api_route(PREWARM_PATH, _prewarm, methods=["POST"])
     app.add_api_route(STATE_PATH, state, methods=["GET"])
     drift = auth_level(AuthLevel.ADMIN_OPTIONAL)(_drift)
     app.add_api_route(DRIFT_PATH, drift, methods=["GET"])
@@ -66,7 +69,7 @@ async def _capabilities() -> JSONResponse:
         release = version("kvflow")
     except PackageNotFoundError:
         release = "unknown"
-    return JSONResponse({**capabilities(), "version": release})
+    return JSONResponse({**capabilities(), "version": release, "prewarm": prewarms()})
 
 
 async def _steps(request: Request) -> Response:
@@ -92,6 +95,28 @@ async def _steps(request: Request) -> Response:
         return Response(status_code=202)
     refuse(admission.refusal.field)
     return _over_bounds(admission)
+
+
+async def _prewarm(request: Request) -> Response:
+    if not is_active():
+        return _not_active()
+    if not prewarms():
+        return _error(
+            403,
+            "kvflow_prewarm_off",
+            "this server computes nothing ahead; start it with --kvflow-prewarm",
+        )
+    from .prewarm import to_message
+
+    try:
+        asked = parse_prewarm(_decoded(await _body(request, MAX_PREWARM_BYTES)))
+        serving = request.app.state.openai_serving_chat
+        message = to_message(serving, _tokenizer_manager(), asked)
+    except WireError as error:
+        refuse(error.field)
+        return _refusal(error)
+    _tokenizer_manager()._dispatch_to_scheduler(message)
+    return JSONResponse({"tokens": len(message.tokens) // 8}, status_code=202)
 
 
 async def _state(request: Request) -> JSONResponse:
@@ -173,7 +198,7 @@ def _question(request: Request) -> tuple[int, bool]:
     return int(asked), ids == "full"
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, limit: int = MAX_INFLATED_BYTES) -> bytes:
     """The body, refused before more than the bound of it has been read or inflated."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
@@ -184,15 +209,15 @@ async def _body(request: Request) -> bytes:
             status=415,
         )
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:18]) > MAX_INFLATED_BYTES:
-        raise _too_long()
+    if declared.isdecimal() and int(declared[:18]) > limit:
+        raise _too_long(limit)
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > MAX_INFLATED_BYTES:
-                    raise _too_long()
+                if len(body) > limit:
+                    raise _too_long(limit)
     except TimeoutError as error:
         raise WireError(
             f"body: not complete within {_BODY_TIMEOUT_S:g} s", field="body", status=408
@@ -202,10 +227,8 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _too_long() -> WireError:
-    return WireError(
-        f"body: more than {MAX_INFLATED_BYTES} bytes", field="body", status=413
-    )
+def _too_long(limit: int) -> WireError:
+    return WireError(f"body: more than {limit} bytes", field="body", status=413)
 
 
 def _decoded(body: bytes) -> object:

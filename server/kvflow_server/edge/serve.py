@@ -61,6 +61,8 @@ class ServeOptions:
     """Keep evicted KV in host memory (SGLang's hierarchical cache)."""
     backup: Backup | None = None
     """What of a call is written there; None: as the environment says."""
+    prewarm: bool = False
+    """Compute fixed prompts that clients register, before their agents run."""
     emulated: bool | None = None
     """Use the emulated accelerator; None: when there is no GPU."""
     pcie_gbps: float | None = None
@@ -107,9 +109,7 @@ def plan(
     if emulated is None:
         emulated = said.value("--device") == "cpu" or not (gpu or said("--device"))
     _check(options, said, emulated)
-    env = {"KVFLOW_MODE": options.mode.value}
-    if options.backup is not None:
-        env["KVFLOW_BACKUP"] = options.backup.value
+    env = _settings(options)
     wanted: list[Flag] = []
     if not said("--model-path"):
         wanted.append(("--model-path", str(default_model())))
@@ -127,6 +127,15 @@ def plan(
     added = tuple(flag for flag in wanted if not said(flag[0]))
     argv = (*args, *(word for flag in added for word in flag))
     return LaunchPlan(argv=argv, added=added, env=env, emulated=emulated)
+
+
+def _settings(options: ServeOptions) -> dict[str, str]:
+    env = {"KVFLOW_MODE": options.mode.value}
+    if options.backup is not None:
+        env["KVFLOW_BACKUP"] = options.backup.value
+    if options.prewarm:
+        env["KVFLOW_PREWARM"] = "1"
+    return env
 
 
 def _share_of_cores(said: GivenFlags) -> dict[str, str]:

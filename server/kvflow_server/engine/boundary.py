@@ -1,29 +1,43 @@
 """From a mark in characters to a count of tokens, in the HTTP process.
 
-The boundary is the longest run of leading tokens that does not depend on what follows
-the mark: the prompt is rendered a second time with everything behind the mark replaced,
-and the two token sequences are compared. That is exact under any chat template and any
-tokenizer, rounds down where a token straddles the mark, and is done once per distinct
-fixed text.
+The boundary is what no continuation changes: the prompt is rendered again with
+everything behind the mark replaced, and the token sequences are compared. Where the mark
+ends a message, what is replaced are the messages behind it, so that all that the template
+writes in between counts in, tools too. Where it stands inside a message, a tokenizer may
+merge the last word before it with what comes, so a rendering without that word is
+compared as well: the longest prefix that is safe. Once per distinct fixed text.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
-
-import msgspec
 
 from kvflow_sdk.wire import FixedMark
 
 __all__ = ["BoundaryCache", "chat_boundary", "default_mark", "text_boundary"]
 
 _OTHER = "\x01"
-"""What stands behind the mark in the second rendering: no prompt goes on with it, and
-no tokenizer merges it into a word."""
+"""What stands behind the mark in another rendering: no prompt goes on with it, and no
+tokenizer merges it into a word."""
+_OPENINGS = (_OTHER, "\n\n.", " a")
+"""Beginnings of a next message, which a tokenizer may merge with what the template
+writes in front of it."""
+_FOLLOWING = 3
+"""Messages behind the mark that another rendering has: some templates write a message
+differently when others follow."""
+
+_UNSETTLED = re.compile(r"(?:[^\w\s]*\s+|\s*\S{1,64})\Z")
+"""The end of a text that a tokenizer may merge with what comes: white space, with the
+punctuation before it, or the last word, with the white space before it."""
+
+_LOOK_BACK = 128
+"""Characters before the mark in which that end begins."""
 
 _INSTRUCTIONS = ("system", "developer")
 
@@ -65,28 +79,38 @@ def chat_boundary(
     `serving` is SGLang's `OpenAIServingChat`, `prompt_ids` gives what it rendered: it
     may have to tokenize the whole prompt, and is asked only for a new fixed text.
     """
-    if mark.message is None or mark.chars is None:
+    index, chars = mark.message, mark.chars
+    if index is None or chars is None:
         return mark.tokens
-    if mark.message >= len(request.messages):
+    if index >= len(request.messages):
         return None
-    if mark.chars > len(_text_of(request.messages[mark.message])):
+    text = _text_of(request.messages[index])
+    if chars > len(text):
         return None
-    variant = _cut(request, mark.message, mark.chars)
+    head = text[:chars]
+    ends = (
+        chars == len(text)
+        and _ends_with_text(request.messages[index])
+        and index + 1 < len(request.messages)
+    )
 
     def compute() -> int:
-        rendered = serving._process_messages(
-            variant, serving.tokenizer_manager.model_config.is_multimodal
+        ids = prompt_ids()
+        if ends:
+            variants = _with_others_behind(request, index)
+        else:
+            settled = _settled(head, serving.tokenizer_manager.tokenizer)
+            variants = _cut_at(request, index, (len(head), len(settled)))
+        return min(
+            (_common_prefix(ids, _rendered(serving, variant)) for variant in variants),
+            default=0,
         )
-        ids = rendered.prompt_ids
-        if isinstance(ids, str):
-            ids = serving.tokenizer_manager.tokenizer.encode(ids)
-        return _common_prefix(prompt_ids(), ids)
 
-    return known.get(_digest(variant), compute)
+    return known.get(_digest(request, index, head, ends=ends), compute)
 
 
 def text_boundary(
-    tokenize: Callable[[str], Sequence[int]],
+    tokenizer: Any,
     text: str,
     prompt_ids: Sequence[int],
     chars: int,
@@ -96,41 +120,104 @@ def text_boundary(
     if chars > len(text):
         return None
     head = text[:chars]
+
+    def compute() -> int:
+        return min(
+            _common_prefix(prompt_ids, tokenizer.encode(part + _OTHER))
+            for part in (head, _settled(head, tokenizer))
+        )
+
     digest = hashlib.blake2b(head.encode(errors="surrogatepass"), digest_size=16)
-    return known.get(
-        digest.digest(), lambda: _common_prefix(prompt_ids, tokenize(head + _OTHER))
-    )
+    return known.get(digest.digest(), compute)
+
+
+def _settled(head: str, tokenizer: Any) -> str:
+    """`head` without what `tokenizer` may merge with a continuation."""
+    # Searched in the end only: a regular expression would look at every word.
+    last = head[-_LOOK_BACK:]
+    found = _UNSETTLED.search(last)
+    cut = len(last) if found is None else found.start()
+    # Added tokens are found in the text before it is split into words.
+    for token in getattr(tokenizer, "get_added_vocab", dict)():
+        begun = (n for n in range(len(token) - 1, 0, -1) if last.endswith(token[:n]))
+        cut = min(cut, len(last) - next(begun, 0))
+    return head[: len(head) - len(last) + cut]
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda p: p[0] == p[1], zip(left, right)))  # noqa: B905
 
 
+def _rendered(serving: Any, variant: Any) -> Sequence[int]:
+    """Its tokens; none where the template refuses it, which makes nothing fixed."""
+    try:
+        ids = serving._process_messages(
+            variant, serving.tokenizer_manager.model_config.is_multimodal
+        ).prompt_ids
+    except Exception:
+        return ()
+    if isinstance(ids, str):
+        ids = serving.tokenizer_manager.tokenizer.encode(ids)
+    found: Sequence[int] = ids
+    return found
+
+
 def _text_of(message: Any) -> str:
     content = message.content
     if isinstance(content, str):
         return content
-    return "".join(
-        part.text for part in content or () if getattr(part, "type", "") == "text"
-    )
+    return "".join(part.text for part in content or () if _is_text(part))
 
 
-def _cut(request: Any, index: int, chars: int) -> Any:
-    """The request with everything behind the mark replaced."""
-    message = request.messages[index].model_copy(deep=True)
+def _is_text(part: Any) -> bool:
+    return getattr(part, "type", "") == "text"
+
+
+def _ends_with_text(message: Any) -> bool:
+    content = message.content
+    return isinstance(content, str) or not content or _is_text(content[-1])
+
+
+def _with_others_behind(request: Any, index: int) -> Iterator[Any]:
+    """The request with other messages behind the marked one."""
+    kept = request.messages[: index + 1]
+    rest = request.messages[index + 1 :][:_FOLLOWING]
+    for opening in _OPENINGS:
+        others = [_with_content(message, opening) for message in rest]
+        yield request.model_copy(update={"messages": [*kept, *others]})
+
+
+def _cut_at(request: Any, index: int, cuts: Sequence[int]) -> Iterator[Any]:
+    """The request with everything behind these places of the marked message replaced."""
+    rest = request.messages[index + 1 :][:_FOLLOWING]
+    others = [_with_content(message, _OTHER) for message in rest]
+    for chars in cuts:
+        cut = _cut(request.messages[index], chars)
+        messages = [*request.messages[:index], cut, *others]
+        yield request.model_copy(update={"messages": messages})
+
+
+def _with_content(message: Any, content: str) -> Any:
+    if message.content is None:
+        return message
+    return message.model_copy(update={"content": content})
+
+
+def _cut(message: Any, chars: int) -> Any:
+    """The message with what stands behind `chars` replaced."""
+    message = message.model_copy(deep=True)
     if isinstance(message.content, str):
         message.content = message.content[:chars] + _OTHER
     else:
         message.content = _cut_parts(message.content, chars)
-    messages = [*request.messages[:index], message]
-    return request.model_copy(update={"messages": messages})
+    return message
 
 
 def _cut_parts(parts: Sequence[Any], chars: int) -> list[Any]:
     kept = []
     for part in parts:
         kept.append(part)
-        if getattr(part, "type", "") == "text":
+        if _is_text(part):
             if len(part.text) >= chars:
                 part.text = part.text[:chars] + _OTHER
                 break
@@ -138,12 +225,35 @@ def _cut_parts(parts: Sequence[Any], chars: int) -> list[Any]:
     return kept
 
 
-def _digest(variant: Any) -> bytes:
+_SETTINGS = {
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "response_format",
+    "reasoning_effort",
+    "continue_final_message",
+}
+
+
+def _digest(request: Any, index: int, head: str, *, ends: bool) -> bytes:
     """Of everything that the rendering of the fixed part depends on."""
-    parts = (
-        variant.model_dump_json(
-            include={"messages", "tools", "tool_choice", "chat_template_kwargs"}
-        ),
-        str(variant.reasoning_effort),
-    )
-    return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16).digest()
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(text: str) -> None:
+        data = text.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+
+    for message in request.messages[:index]:
+        add(message.model_dump_json())
+    marked = request.messages[index]
+    if not isinstance(marked.content, str):
+        add(_cut(marked, len(head)).model_dump_json())
+    add(marked.role)
+    add(head)
+    rest = request.messages[index + 1 :][:_FOLLOWING]
+    add(f"{ends} {[message.role for message in rest]}")
+    add(request.model_dump_json(include=_SETTINGS, exclude_none=True))
+    # Some templates write the day into the prompt.
+    add(time.strftime("%Y-%m-%d"))
+    return digest.digest()

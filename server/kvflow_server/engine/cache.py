@@ -46,6 +46,7 @@ from .loads import LoadTracker
 from .metrics import Publisher
 from .overhead import Overhead
 from .prefetching import Prefetcher
+from .prewarming import Prewarmer
 from .prompts import PromptRegistry
 from .speeds import Speeds
 from .states import look_at_all
@@ -93,6 +94,7 @@ class KVFlowCache(UnifiedRadixCache):
             self.config.steps.agents_per_client,
         )
         self.prefetcher = Prefetcher(self)
+        self.prewarmer = Prewarmer(self)
         if self.config.debug:
             self.tree_core.ledger = StateLedger()
         self._attached = True
@@ -174,6 +176,7 @@ class KVFlowCache(UnifiedRadixCache):
             self.prefetcher.drop_client(client)
             self.accounts.drop(client)
             self.learner.drop_client(client)
+            self.prewarmer.drop_client(client)
 
     # Writing: the boundary becomes a node, the suffix gets its owner.
 
@@ -189,11 +192,12 @@ class KVFlowCache(UnifiedRadixCache):
             return
         if tag.digest is None:
             tag.digest = digest(req, self._boundary(tag))
-            tag.suffix_hits = self.backup.hits(
-                tag.owner.client,
-                tag.owner.agent,
-                req.origin_input_ids[self._boundary(tag) :],
-            )
+            if tag.suffix_hits is None:
+                tag.suffix_hits = self.backup.hits(
+                    tag.owner.client,
+                    tag.owner.agent,
+                    req.origin_input_ids[self._boundary(tag) :],
+                )
         with self.writing_as(tag):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         with self.overhead:
@@ -215,7 +219,7 @@ class KVFlowCache(UnifiedRadixCache):
         done = 0
         boundary = self._boundary(tag)
         with self.overhead:
-            cuts = self._cuts(boundary, len(params.key))
+            cuts = self.cuts(boundary, len(params.key))
             tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
         for cut in missing:
             super().insert(up_to(params, cut, done))
@@ -233,7 +237,7 @@ class KVFlowCache(UnifiedRadixCache):
     def _boundary(self, tag: RequestTag) -> int:
         return tag.fixed_tokens // self.page_size * self.page_size
 
-    def _cuts(self, boundary: int, length: int) -> list[int]:
+    def cuts(self, boundary: int, length: int) -> list[int]:
         """Where nodes must end, ascending; no piece much smaller than the others."""
         piece = max(self.config.prefetch.piece_tokens, self.page_size)
         piece = piece // self.page_size * self.page_size
@@ -253,11 +257,20 @@ class KVFlowCache(UnifiedRadixCache):
                 self.prompts.record(
                     tag.owner.client, tag.owner.agent, tag.digest, boundary, step
                 )
+                self._forget_earlier_end(step, tag)
             if end <= boundary:
                 return
             if not state_of(step).fixed:
                 self.tree_core.note_use(step, tag.owner, found=end <= tag.found)
             end -= len(step.key)
+
+    def _forget_earlier_end(self, node: Any, tag: RequestTag) -> None:
+        """A prompt computed ahead ends at `node`, where its next piece ends."""
+        client, agent = tag.owner.client, tag.owner.agent
+        path = set(self.tree_core.path_to_root(node.parent)) if tag.extends else ()
+        for handle in self.prompts.handles(client, agent) if path else ():
+            if handle.tokens == tag.extends and handle.node in path:
+                self.prompts.release(handle)
 
     def _crosses_a_load(self, req: Any, up_to: int) -> bool:
         key = RadixKey(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import TypeVar
 
 from kvflow_server.policy.backup import Backup, BackupLimits
 from kvflow_server.policy.intake import IntakeLimits
 from kvflow_server.policy.prefetch import PrefetchLimits
+from kvflow_server.policy.prewarm import PrewarmLimits
 from kvflow_server.policy.priority import Order
 from kvflow_server.policy.steps import StepLimits
 
@@ -62,6 +63,7 @@ class EngineConfig:
 
     mode: Mode = Mode.FULL
     prefetch: PrefetchLimits = field(default_factory=PrefetchLimits)
+    prewarm: PrewarmLimits = field(default_factory=PrewarmLimits)
     steps: StepLimits = field(default_factory=StepLimits)
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     max_skips: int = 256
@@ -94,6 +96,7 @@ class EngineConfig:
         return cls(
             mode=_choice(env, "KVFLOW_MODE", Mode.FULL),
             prefetch=prefetch,
+            prewarm=_prewarm(env),
             steps=_steps(env),
             intake=IntakeLimits(
                 bytes_per_s=_integer(
@@ -121,15 +124,19 @@ class EngineConfig:
             value = getattr(self, item.name)
             if isinstance(value, Enum):
                 flat[item.name] = value.value
-            elif isinstance(
-                value, PrefetchLimits | StepLimits | BackupLimits | IntakeLimits
-            ):
+            elif is_dataclass(value):
                 flat[item.name] = {
                     inner.name: getattr(value, inner.name) for inner in fields(value)
                 }
             else:
                 flat[item.name] = value
         return flat
+
+
+def _prewarm(env: Mapping[str, str]) -> PrewarmLimits:
+    tokens = _integer(env, "KVFLOW_PREWARM_TOKENS", 1 << 16, low=1, high=1 << 22)
+    enabled = _integer(env, "KVFLOW_PREWARM", 0, low=0, high=1) == 1
+    return PrewarmLimits(enabled=enabled, client_tokens=tokens)
 
 
 def _steps(env: Mapping[str, str]) -> StepLimits:

@@ -77,6 +77,12 @@ class Counters:
     """Prefetches given up for want of room below their ceiling."""
     prefetch_too_late: int = 0
     """Prefetches put off because computing would be quicker than a late copy."""
+    prewarm_prompts: int = 0
+    """Fixed prompts that were computed before their agents ran."""
+    prewarm_tokens: int = 0
+    """Computed for them while nobody needed the device."""
+    prewarm_refused: int = 0
+    """Prompts that were not taken in, for a bound."""
     h2d_tokens: int = 0
     """Copied from host memory to the device, for whatever reason."""
     h2d_bytes: int = 0

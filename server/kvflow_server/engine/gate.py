@@ -24,7 +24,15 @@ from .config import EngineConfig
 from .counters import DroppedMetadata, reason_of
 from .metrics import HttpMetrics
 
-__all__ = ["check_in_band", "dropped", "intake", "is_ours", "refuse", "refused"]
+__all__ = [
+    "check_in_band",
+    "dropped",
+    "intake",
+    "is_ours",
+    "prewarms",
+    "refuse",
+    "refused",
+]
 
 refused: Counter[str] = Counter()
 """Out-of-band messages that were refused, by the field that was wrong."""
@@ -60,6 +68,12 @@ def intake() -> Intake:
     """The bounds of this process, made when it is first asked."""
     config = EngineConfig.from_env()
     return Intake(config.steps, config.intake)
+
+
+@cache
+def prewarms() -> bool:
+    """Whether this server computes prompts before their agents run."""
+    return EngineConfig.from_env().prewarm.enabled
 
 
 def is_ours(action: Any) -> bool:

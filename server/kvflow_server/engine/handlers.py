@@ -8,7 +8,13 @@ from typing import Any
 from sglang.utils import TypeBasedDispatcher
 
 from .cache import KVFlowCache
-from .messages import KVFlowStateReq, KVFlowStateReqOutput, KVFlowStepsReq, KVFlowTick
+from .messages import (
+    KVFlowPrewarmReq,
+    KVFlowStateReq,
+    KVFlowStateReqOutput,
+    KVFlowStepsReq,
+    KVFlowTick,
+)
 from .state import describe
 
 __all__ = ["add_handlers", "append_tick", "take_ticks"]
@@ -24,6 +30,12 @@ def add_handlers(_result: object, scheduler: Any) -> None:
                 cache.apply_update(update)
             cache.counters.note_latency(time.monotonic() - request.received_at)
 
+    def prewarm(request: KVFlowPrewarmReq) -> None:
+        cache = scheduler.tree_cache
+        if isinstance(cache, KVFlowCache):
+            with cache.overhead:
+                cache.prewarmer.take(request)
+
     def state(request: KVFlowStateReq) -> KVFlowStateReqOutput:
         cache = scheduler.tree_cache
         known = {}
@@ -32,7 +44,11 @@ def add_handlers(_result: object, scheduler: Any) -> None:
         return KVFlowStateReqOutput(state=known)
 
     scheduler._request_dispatcher += TypeBasedDispatcher(
-        [(KVFlowStepsReq, steps), (KVFlowStateReq, state)]
+        [
+            (KVFlowStepsReq, steps),
+            (KVFlowPrewarmReq, prewarm),
+            (KVFlowStateReq, state),
+        ]
     )
 
 
@@ -62,6 +78,7 @@ def take_ticks(
         for tick in [item for item in recv_reqs if isinstance(item, KVFlowTick)]:
             cache.clock.advance(tick.now)
             recv_reqs.remove(tick)
+        cache.prewarmer.begin(scheduler, recv_reqs)
     if scheduler._engine_paused and cache.loads.active:
         # The scheduler's loop stops before the place where copies are acknowledged.
         cache.loading_check()

@@ -27,6 +27,8 @@ class RequestTag:
     """Of the fixed prompt's tokens and namespace; set at the first insert."""
     found: int = 0
     """Tokens of the path that were in the tree before the last insert."""
+    extends: int = 0
+    """Where this prompt ended for the piece of it that was computed ahead before."""
     suffix_hits: float | None = None
     """Uses after which the suffix goes to host memory; set with the digest."""
 

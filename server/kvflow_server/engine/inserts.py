@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
-__all__ = ["digest", "past", "up_to"]
+__all__ = ["digest", "past", "prompt_digest", "up_to"]
 
 
 def up_to(params: InsertParams, cut: int, done: int) -> InsertParams:
@@ -30,5 +30,12 @@ def past(params: InsertParams, done: int) -> InsertParams:
 
 def digest(req: Any, boundary: int) -> int:
     """Tells one fixed prompt from another: its tokens and their namespace."""
-    tokens = array("q", req.origin_input_ids[:boundary]).tobytes()
-    return hash((tokens, req.extra_key, req.cache_salt))
+    tokens = array("q", req.origin_input_ids[:boundary])
+    return prompt_digest(tokens, req.extra_key, req.cache_salt)
+
+
+def prompt_digest(
+    tokens: array[int], extra_key: str | None, cache_salt: str | None
+) -> int:
+    """As `digest`, of a fixed prompt by itself."""
+    return hash((tokens.tobytes(), extra_key, cache_salt))

@@ -13,6 +13,7 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 from kvflow_sdk.wire import StepUpdate
 
 __all__ = [
+    "KVFlowPrewarmReq",
     "KVFlowStateReq",
     "KVFlowStateReqOutput",
     "KVFlowStepsReq",
@@ -27,6 +28,19 @@ class KVFlowStepsReq(BaseReq, kw_only=True):  # type: ignore[call-arg]
     updates: list[StepUpdate]
     received_at: float
     """The HTTP process's monotonic clock, seconds; the host's processes share it."""
+
+
+class KVFlowPrewarmReq(BaseReq, kw_only=True):  # type: ignore[call-arg]
+    """A fixed prompt that may be computed before its agent runs; nothing is answered."""
+
+    client: str
+    agent: str
+    steps: dict[str, int]
+    """Steps of the client's agents at the start of a run."""
+    tokens: bytes
+    """Token ids, 8 bytes each, in the host's order."""
+    extra_key: str | None = None
+    cache_salt: str | None = None
 
 
 class KVFlowStateReq(BaseReq, kw_only=True):  # type: ignore[call-arg]
@@ -52,4 +66,10 @@ class KVFlowTick(BaseReq, kw_only=True):  # type: ignore[call-arg]
 
 def admit_types() -> None:
     """Let SGLang's IPC decoder of this process accept these messages."""
-    hook_custom_types(KVFlowStepsReq, KVFlowStateReq, KVFlowStateReqOutput, KVFlowTick)
+    hook_custom_types(
+        KVFlowStepsReq,
+        KVFlowPrewarmReq,
+        KVFlowStateReq,
+        KVFlowStateReqOutput,
+        KVFlowTick,
+    )

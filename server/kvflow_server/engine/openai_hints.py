@@ -26,7 +26,13 @@ from kvflow_sdk.wire import (
 from .boundary import BoundaryCache, chat_boundary, default_mark, text_boundary
 from .gate import check_in_band, dropped, is_ours
 
-__all__ = ["after_chat", "after_completion", "after_tokenize"]
+__all__ = [
+    "after_chat",
+    "after_completion",
+    "after_tokenize",
+    "chat_prompt",
+    "text_prompt",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +67,42 @@ def after_chat(
     mark = update.fixed or default_mark(processed)
     tokens = None
     if mark is not None:
-        tokens = chat_boundary(
-            serving, processed, lambda: _prompt_ids(serving, adapted), mark, _boundaries
-        )
+        tokens = _chat_tokens(serving, adapted, processed, mark)
         if tokens is None:
             dropped.record("fixed", f"fixed: {mark} points past the end of the prompt")
     adapted.kv_hints = _hints(update, tokens, assumed=update.fixed is None)
+
+
+def chat_prompt(
+    serving: Any, adapted: Any, processed: Any, mark: FixedMark | None
+) -> tuple[Any, int | None]:
+    """The token ids of a chat request that SGLang has converted, and how many of them
+    are fixed; None if nothing is, or the mark points nowhere."""
+    mark = mark or default_mark(processed)
+    if mark is None:
+        return (), None
+    ids = _prompt_ids(serving, adapted)
+    return ids, _chat_tokens(serving, adapted, processed, mark)
+
+
+def text_prompt(
+    manager: Any, text: str, mark: FixedMark | None
+) -> tuple[Any, int | None]:
+    """The token ids of a plain prompt, and how many of them are fixed."""
+    ids = manager.tokenizer.encode(text)
+    if mark is None:
+        return ids, len(ids)
+    if mark.chars is None:
+        return ids, mark.tokens
+    return ids, text_boundary(manager.tokenizer, text, ids, mark.chars, _boundaries)
+
+
+def _chat_tokens(
+    serving: Any, adapted: Any, processed: Any, mark: FixedMark
+) -> int | None:
+    return chat_boundary(
+        serving, processed, lambda: _prompt_ids(serving, adapted), mark, _boundaries
+    )
 
 
 @_harmless
@@ -113,7 +149,7 @@ def _with_tokens(action: Any, tokenized: Any, manager: Any, input_text: Any) -> 
     tokens = None
     if isinstance(input_text, str):
         tokens = text_boundary(
-            manager.tokenizer.encode,
+            manager.tokenizer,
             input_text,
             tokenized.input_ids,
             chars,

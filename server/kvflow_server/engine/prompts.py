@@ -63,6 +63,11 @@ class PromptRegistry:
             self._told_gone(client, oldest)
         self.version += 1
 
+    def release(self, handle: PromptHandle) -> None:
+        """The prompt ends elsewhere; its nodes stay."""
+        self._tree.detach(handle)
+        self._forget(handle)
+
     def settle(self) -> None:
         """Bring the tree's order up to date with what clients have said. O(changed
         agents · depth); nothing to do costs nothing."""

@@ -17,6 +17,7 @@ from .accounts import note_admission, note_skip
 from .cache import KVFlowCache
 from .hints import read_request_hints, tag_of
 from .metrics import publish_when_due
+from .prewarming import is_prewarm
 from .states import read_early
 from .tree import state_of
 
@@ -37,6 +38,8 @@ class KVFlowPrefillAdder(PrefillAdder):
     def add_one_req(
         self, req: Any, has_chunked_req: bool, truncation_align_size: int | None
     ) -> AddReqResult:
+        if is_prewarm(req):
+            return super().add_one_req(req, has_chunked_req, truncation_align_size)
         cache = self.tree_cache
         with cache.overhead:
             operations = cache.loads.on_path(cache.path_of(req))
@@ -138,8 +141,13 @@ def tag_request(
 ) -> None:
     """AFTER `Scheduler._create_generation_req`: read the request's metadata."""
     cache = scheduler.tree_cache
-    if isinstance(cache, KVFlowCache):
-        with cache.overhead:
+    if not isinstance(cache, KVFlowCache):
+        return
+    with cache.overhead:
+        if is_prewarm(req):
+            req.kvflow_tag = cache.prewarmer.tag_of(req.rid)
+            req.finished_output = True  # nobody waits for one
+        else:
             read_request_hints(cache, req, recv_req)
 
 
@@ -158,6 +166,8 @@ def after_pass(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     batch = to_run.reqs if to_run is not None else []
     waiting = scheduler.waiting_queue
     with cache.overhead:
+        cache.prewarmer.withdraw(waiting)
+        cache.prewarmer.note_pass(busy=_serves([*running, *batch, *waiting]))
         cache.starved = not batch and not running and bool(waiting)
         cache.expire_when_due()
         cache.speeds.pass_ended(plan.batch_to_run)
@@ -181,6 +191,11 @@ def before_flush(scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     cache = scheduler.tree_cache
     if isinstance(cache, KVFlowCache):
         cache.drain_loads()
+
+
+def _serves(requests: list[Any]) -> bool:
+    """Whether anybody waits for one of them."""
+    return any(not is_prewarm(req) for req in requests)
 
 
 def _agents(requests: list[Any]) -> set[tuple[str, str]]:

@@ -54,6 +54,7 @@ def describe(
             for client in shown
         },
         "clients_left_out": len(cache.accounts) - len(shown),
+        "prewarm": cache.prewarmer.as_dict(),
         "speeds": cache.speeds.as_dict(),
         "counters": cache.counters.as_dict(),
         "evicted_tokens": {

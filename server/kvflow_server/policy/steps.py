@@ -102,11 +102,14 @@ class _Client:
     """Entries of `steps` in the snapshots of all live runs."""
     started: int = 0
     """Runs seen so far; from the second on, the client is known to come back."""
+    expected: bool = False
+    """The client said so itself."""
 
     @property
     def shift(self) -> int | None:
         """What a next run's steps are counted from; None if none is foreseen."""
-        return min(self.remaining, default=0) if self.started > 1 else None
+        comes_back = self.started > 1 or self.expected
+        return min(self.remaining, default=0) if comes_back else None
 
 
 class StepTable:
@@ -146,6 +149,25 @@ class StepTable:
             self._end_run(client, update.run, now)
         else:
             self._set_run(client, update, now)
+        self.version += 1
+        return Outcome.APPLIED
+
+    def expect(self, client: str, steps: Mapping[str, int], now: float) -> Outcome:
+        """A run of `client` is to come that begins with these steps."""
+        known = self._clients.get(client)
+        if len(steps) > self.limits.agents_per_client or (
+            known is None and len(self._clients) >= self.limits.clients
+        ):
+            return Outcome.OVER_CAP
+        if known is None:
+            known = self._clients[client] = _Client(name=client, seen=now)
+            self._mark_client(known)
+        known.seen = now
+        entry, shift = known.entry, known.shift
+        if not known.started and entry != steps:
+            known.entry = dict(steps)
+        known.expected = True
+        self._mark_next_run(known, entry, shift)
         self.version += 1
         return Outcome.APPLIED
 

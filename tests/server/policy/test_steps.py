@@ -159,3 +159,28 @@ def test_the_index_always_agrees_with_a_naive_model(updates: list[StepUpdate]) -
                 if owner == client and agent in steps
             ]
             assert table.steps(client, agent) == min(said, default=None)
+
+
+def test_an_expected_run_gives_its_agents_steps_before_any_has_begun() -> None:
+    table = StepTable()
+    assert table.expect("c", {"a": 1, "b": 2}, 0) is Outcome.APPLIED
+    assert table.steps("c", "b") is None
+    assert table.steps_of_next_run("c", "b") == 2
+    table.apply(update({"a": 1, "b": 3}), 1)
+    assert table.steps("c", "b") == 3
+
+
+def test_expecting_does_not_replace_what_a_run_has_shown() -> None:
+    table = StepTable()
+    table.apply(update({"a": 1, "b": 2}, final=False), 0)
+    table.apply(update(seq=2, final=True), 0)
+    table.expect("c", {"a": 9, "b": 9}, 1)
+    assert table.steps_of_next_run("c", "b") == 2
+
+
+def test_an_expected_run_counts_for_the_bounds_and_the_lease() -> None:
+    table = StepTable(StepLimits(clients=1, agents_per_client=2, lease_s=10))
+    assert table.expect("c", {"a": 1, "b": 2, "d": 3}, 0) is Outcome.OVER_CAP
+    assert table.expect("c", {"a": 1}, 0) is Outcome.APPLIED
+    assert table.expect("other", {"a": 1}, 0) is Outcome.OVER_CAP
+    assert table.expire(11) == ["c"]
