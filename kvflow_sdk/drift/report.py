@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 
 from .kinds import DriftKind, classify
 from .requests import PromptText, RecordedRequest
-from .spans import Difference, common_prefix, differences, shared_after
+from .spans import (
+    Difference,
+    common_prefix,
+    differences,
+    most_shared,
+    shared_after,
+)
 
 __all__ = ["AgentReport", "Drift", "DriftReport", "Tokens", "analyse"]
 
@@ -137,7 +143,7 @@ class _Group:
         reordered: set[str] = set()
         first = True
         for difference in differences(old.text, new.text):
-            shared = shared_after(difference.old, difference.new, difference.at)
+            shared = difference.shared
             if shared < MIN_SHARED_CHARS:
                 return
             part, chars = old.place(difference.at)
@@ -180,8 +186,10 @@ def _find(groups: dict[str, _Group], prompt: PromptText) -> str:
             continue
         old, new = group.last.text, prompt.text
         at = common_prefix(old, new)
-        same = at + shared_after(old, new, at)
-        found = same / max(1, min(len(old), len(new)))
+        shorter = max(1, min(len(old), len(new)))
+        found = at / shorter
+        if found < share and at + most_shared(old, new, at) >= share * shorter:
+            found = (at + shared_after(old, new, at)) / shorter
         if found >= share:
             best, share = name, found
     return best if best is not None else f"agent {len(groups) + 1}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import Match, SequenceMatcher
 from functools import cached_property
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "common_prefix",
     "differences",
     "first_difference",
+    "most_shared",
     "shared_after",
 ]
 
@@ -67,13 +69,14 @@ def shared_after(old: str, new: str, at: int) -> int:
     order: what a cache could keep if the difference stood at the end."""
     if old[at:] == new[at:]:
         return len(old) - at
-    words = _WORD.findall(old[at : at + _REACH]), _WORD.findall(new[at : at + _REACH])
-    blocks = SequenceMatcher(None, *words, autojunk=False).get_matching_blocks()
-    return sum(
-        sum(len(word) for word in words[0][block.a : block.a + block.size])
-        for block in blocks
-        if block.size >= _MEET
-    )
+    return Difference(old, new, at).shared
+
+
+def most_shared(old: str, new: str, at: int) -> int:
+    """No less than `shared_after`, and much cheaper: as if order did not matter."""
+    words = (Counter(_WORD.findall(text[at : at + _REACH])) for text in (old, new))
+    both = next(words) & next(words)
+    return sum(len(word) * count for word, count in both.items())
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,29 @@ class Difference:
         return start
 
     @cached_property
-    def changed(self) -> tuple[str, str]:
-        """What stands in the old and in the new text until they meet again."""
+    def _matched(self) -> tuple[list[str], list[str], list[Match]]:
+        """The words of both texts from `word_start` on, and the runs they share."""
         start = self.word_start
         old = _WORD.findall(self.old[start : start + _REACH])
         new = _WORD.findall(self.new[start : start + _REACH])
         matcher = SequenceMatcher(None, old, new, autojunk=False)
-        for block in matcher.get_matching_blocks():
+        return old, new, matcher.get_matching_blocks()
+
+    @cached_property
+    def shared(self) -> int:
+        """Characters that both texts have after the difference, in the same order."""
+        old, _, blocks = self._matched
+        return sum(
+            sum(map(len, old[block.a : block.a + block.size]))
+            for block in blocks
+            if block.size >= _MEET
+        )
+
+    @cached_property
+    def changed(self) -> tuple[str, str]:
+        """What stands in the old and in the new text until they meet again."""
+        old, new, blocks = self._matched
+        for block in blocks:
             if block.size >= _MEET or block.a + block.size == len(old):
                 return "".join(old[: block.a]), "".join(new[: block.b])
         return "".join(old), "".join(new)

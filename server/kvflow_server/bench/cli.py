@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .settings import DEFAULT_SYSTEMS, Settings, parse_dims
+from .settings import COLD_SYSTEMS, DEFAULT_SYSTEMS, Settings, parse_dims
 
 __all__ = ["app"]
 
@@ -39,9 +39,24 @@ def single(
     pcie_gbps: PcieGbps = 0.1,
     runs: Annotated[int, typer.Option(help="Measured workflows per system.")] = 7,
     warm_runs: Annotated[int, typer.Option(help="Workflows run before those.")] = 2,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold",
+            help="First runs: an empty cache and a new client each time, with and "
+            "without prompts registered before (speedup.prewarm_over_cold).",
+        ),
+    ] = False,
+    stamp: Annotated[
+        int,
+        typer.Option(help="New tokens before every fixed prompt, as a time would be."),
+    ] = 0,
     systems: Annotated[
-        str, typer.Option(help="Comma-separated; see `kvflow bench systems`.")
-    ] = ",".join(DEFAULT_SYSTEMS),
+        str,
+        typer.Option(
+            help="Comma-separated; see `kvflow bench systems`.", show_default=False
+        ),
+    ] = "",
     model_dims: ModelDims = "",
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
     json_path: JsonPath = None,
@@ -53,7 +68,8 @@ def single(
     """
     from .systems import SYSTEMS
 
-    names = tuple(name.strip() for name in systems.split(",") if name.strip())
+    chosen = tuple(name.strip() for name in systems.split(",") if name.strip())
+    names = chosen or (COLD_SYSTEMS if cold else DEFAULT_SYSTEMS)
     for name in names:
         if name not in SYSTEMS:
             raise typer.BadParameter(
@@ -69,6 +85,8 @@ def single(
             pcie_gbps=pcie_gbps,
             runs=runs,
             warm_runs=warm_runs,
+            cold=cold,
+            stamp=stamp,
             systems=names,
             model_dims=parse_dims(model_dims),
             seed=seed,
@@ -84,9 +102,12 @@ def _single(settings: Settings, json_path: Path | None, plot: Path | None) -> No
 
     console = make_console()
     with _servers(console):
-        results, counters = measure(settings, console)
+        results, counters, drift = measure(settings, console)
     show(console, results, counters, emulated=True)
-    report = build_report(settings, results, counters, emulated=True)
+    report = build_report(settings, results, counters, drift, emulated=True)
+    for name, agents in drift.items():
+        if agents:
+            _tell_drift(console, name, agents)
     _save(console, report, json_path)
     if plot is not None:
         from .plot import save_bars
@@ -102,6 +123,15 @@ def _single(settings: Settings, json_path: Path | None, plot: Path | None) -> No
             note=EMULATED,
         )
         console.print(f"Plot: {plot}")
+
+
+def _tell_drift(console: Console, name: str, agents: list[dict[str, Any]]) -> None:
+    lost = sum(agent["lost"] for agent in agents)
+    tokens = sorted(agent["token"] for agent in agents)
+    console.print(
+        f"{name}: the prompts of {len(agents)} agents part from call to call, at token "
+        f"{tokens[0]} to {tokens[-1]}; {lost:,} tokens were computed again for it."
+    )
 
 
 @app.command()

@@ -6,7 +6,7 @@ user's program would tell it, and no sooner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,8 @@ from kvflow_sdk.graph import AgentStepGraph
 from kvflow_sdk.wire import FixedMark, to_envelope
 
 __all__ = ["Hints", "Program", "SilentProgram", "Step"]
+
+TELL_S = 60.0
 
 Hints = dict[str, Any] | None
 """The ``kv_hints`` of a call."""
@@ -36,10 +38,10 @@ class SilentProgram:
 
 
 class Program(SilentProgram):
-    """A client of the server at `url`, with the first `fixed` tokens marked."""
+    """A client of the server at `url`, with the first `fixed` tokens marked, if any."""
 
-    def __init__(self, url: str, fixed: int) -> None:
-        self._mark = FixedMark(tokens=fixed)
+    def __init__(self, url: str, fixed: int | None) -> None:
+        self._mark = None if fixed is None else FixedMark(tokens=fixed)
         self._client = Client(url, name="bench")
 
     @contextmanager
@@ -56,6 +58,13 @@ class Program(SilentProgram):
             yield step
         finally:
             run.finish()
+
+    def register(self, prompts: Mapping[str, list[int]]) -> None:
+        """Let the server compute these before their agents run, in this order; returns
+        when it has been told."""
+        requests = {agent: {"input_ids": prompt} for agent, prompt in prompts.items()}
+        self._client.prewarm(AgentStepGraph.sequence(prompts), requests)
+        self._client.flush(TELL_S)
 
     def close(self) -> None:
         self._client.close()

@@ -39,7 +39,13 @@ EMULATED = (
     "the bus is a rate limit."
 )
 
-_SPEEDUPS = ("kvflow_over_hicache", "kvflow_over_recompute", "evict_over_hicache")
+_SPEEDUPS = (
+    "kvflow_over_hicache",
+    "kvflow_over_recompute",
+    "evict_over_hicache",
+    "prewarm_over_cold",
+    "unmarked_over_hicache",
+)
 _PACKAGES = ("kvflow", "sglang", "torch", "transformers")
 
 
@@ -52,13 +58,15 @@ def build_report(
     settings: Settings,
     results: Mapping[str, Sequence[Workflow]],
     counters: Mapping[str, Mapping[str, float]],
+    drift: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
     *,
     emulated: bool,
 ) -> dict[str, object]:
     """Everything about one experiment as plain values.
 
-    `counters` has, by system, the server's own counts per measured workflow. A ratio
-    of which one system was not run is null.
+    `counters` has, by system, the server's own counts per measured workflow, `drift`
+    its report of agents whose prompts part too early. A ratio of which one system was
+    not run is null.
     """
     spreads = compare(results)
     return {
@@ -72,10 +80,12 @@ def build_report(
         "speedup": {name: _median(spreads, name) for name in _SPEEDUPS},
         "ratio": {
             "kvflow_over_ideal": _median(spreads, "kvflow_over_ideal"),
+            "unmarked_over_marked": _median(spreads, "unmarked_over_marked"),
             "silent_over_hicache": _median(spreads, "silent_over_hicache"),
             "evict_host_tokens_over_hicache": _host_ratio(results),
         },
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
+        "drift": {name: list(agents) for name, agents in (drift or {}).items()},
         "outputs_identical": outputs_identical(results),
         "largest_logprob_gap": largest_logprob_gap(results),
     }

@@ -85,11 +85,15 @@ COMPARISONS = {
     "evict_over_hicache": ("hicache", "kvflow-evict"),
     "silent_over_hicache": ("hicache", "kvflow-silent"),
     "kvflow_over_ideal": ("kvflow", "ideal"),
+    "prewarm_over_cold": ("kvflow", "kvflow-prewarm"),
+    "unmarked_over_marked": ("kvflow-unmarked", "kvflow"),
+    "unmarked_over_hicache": ("hicache", "kvflow-unmarked"),
 }
 """Name: (numerator, denominator), of the seconds of one workflow.
 
 A speedup is how many times less time the system in the denominator takes;
-`kvflow_over_ideal` is how many times more time kvflow takes than the ceiling.
+`kvflow_over_ideal` is how many times more time kvflow takes than the ceiling, and
+`unmarked_over_marked` how many times more where prompts are learnt, not marked.
 """
 
 

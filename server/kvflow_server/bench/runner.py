@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from kvflow_sdk.wire import STATE_PATH
+from kvflow_sdk.wire import DRIFT_PATH, STATE_PATH
 
 from .program import Program, SilentProgram
 from .results import Call, Workflow
@@ -18,21 +18,28 @@ from .workload import Workload
 __all__ = ["Runner"]
 
 TIMEOUT_S = 120.0
+POLL_S = 0.1
 
 
 class Runner:
     """One client of one server.
 
-    `hints` tells whether the client speaks KVFlow; a context manager.
+    `hints` tells whether the client speaks KVFlow, `marks` whether it says where fixed
+    prompts end; a context manager.
     """
 
-    def __init__(self, url: str, workload: Workload, *, hints: bool) -> None:
+    def __init__(
+        self, url: str, workload: Workload, *, hints: bool, marks: bool = True
+    ) -> None:
+        self._url = url
         self._workload = workload
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
-        self._program: SilentProgram = (
-            Program(url, workload.settings.fixed) if hints else SilentProgram()
-        )
         self.hints = hints
+        self._fixed = workload.settings.fixed if marks else None
+        self._program = self._new_program()
+
+    def _new_program(self) -> SilentProgram:
+        return Program(self._url, self._fixed) if self.hints else SilentProgram()
 
     def __enter__(self) -> Runner:
         return self
@@ -70,13 +77,40 @@ class Runner:
         """The server's own counters; empty where KVFlow is not on."""
         if not self.hints:
             return {}
-        reply = self._http.get(STATE_PATH).raise_for_status()
-        counters: Mapping[str, float] = reply.json()["counters"]
+        counters: Mapping[str, float] = self._state(STATE_PATH)["counters"]
         return dict(counters)
 
     def flush(self) -> None:
         """Empty the server's cache; it has nothing else to do."""
-        self._http.post("/flush_cache").raise_for_status()
+        wait = {"timeout": TIMEOUT_S / 2}  # for copies to host memory
+        self._http.post("/flush_cache", params=wait).raise_for_status()
+
+    def start_anew(self, *, register: bool = False) -> None:
+        """An empty cache and a client that has never run.
+
+        With `register` it has registered its prompts, and the server has had the time
+        to compute them.
+        """
+        self._program.close()
+        self.flush()
+        self._program = self._new_program()
+        if register and isinstance(self._program, Program):
+            numbers = range(self._workload.settings.agents)
+            names = self._workload.agents
+            self._program.register({names[n]: self._workload.fixed(n) for n in numbers})
+            while self._state(STATE_PATH)["prewarm"]["waiting"]:
+                time.sleep(POLL_S)
+
+    def drift(self) -> list[dict[str, Any]]:
+        """The server's drift report; empty where KVFlow is not on."""
+        if not self.hints:
+            return []
+        agents: list[dict[str, Any]] = self._state(DRIFT_PATH)["agents"]
+        return agents
+
+    def _state(self, path: str) -> dict[str, Any]:
+        state: dict[str, Any] = self._http.get(path).raise_for_status().json()
+        return state
 
     def _call(self, agent: str, prompt: list[int], hints: object) -> Call:
         start = time.perf_counter()

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field, fields
 
 from kvflow_server.emulated.tiny import TinyDims
 
-__all__ = ["DEFAULT_SYSTEMS", "Settings", "parse_dims"]
+__all__ = ["COLD_SYSTEMS", "DEFAULT_SYSTEMS", "Settings", "parse_dims"]
 
 DEFAULT_SYSTEMS = ("ideal", "recompute", "hicache", "kvflow-evict", "kvflow")
+COLD_SYSTEMS = ("kvflow", "kvflow-prewarm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,10 @@ class Settings:
     runs: int = 7
     warm_runs: int = 2
     """Whole workflows that are run before measuring, and not counted."""
+    cold: bool = False
+    """Every measured workflow is the first of its client, on an empty cache."""
+    stamp: int = 0
+    """Tokens before a fixed prompt that are new in every call, as a time would be."""
     systems: tuple[str, ...] = DEFAULT_SYSTEMS
     model_dims: TinyDims = field(default_factory=TinyDims)
     seed: int = 0
@@ -39,6 +44,8 @@ class Settings:
         for name in ("agents", "fixed", "dynamic", "output", "runs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name}: at least 1, not {getattr(self, name)}")
+        if self.stamp < 0:
+            raise ValueError(f"--stamp: at least 0, not {self.stamp}")
         if self.pcie_gbps <= 0:
             raise ValueError(f"--pcie-gbps: above 0, not {self.pcie_gbps}")
         if self.warm_runs < 0:
@@ -53,7 +60,7 @@ class Settings:
 
     @property
     def call_tokens(self) -> int:
-        return self.fixed + self.dynamic + self.output
+        return self.stamp + self.fixed + self.dynamic + self.output
 
     @property
     def pool_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
@@ -19,16 +20,24 @@ from .settings import Settings
 from .systems import SYSTEMS, start
 from .workload import Workload
 
-__all__ = ["measure", "start_all", "terminable"]
+__all__ = ["Measured", "measure", "start_all", "terminable"]
 
 START_S = 600.0
 Counters = dict[str, dict[str, float]]
 
 
-def measure(
-    settings: Settings, console: Console
-) -> tuple[dict[str, list[Workflow]], Counters]:
-    """The measured workflows of each system, and its server's counters per workflow.
+class Measured(NamedTuple):
+    """By system."""
+
+    results: dict[str, list[Workflow]]
+    counters: Counters
+    """The server's own, per workflow."""
+    drift: dict[str, list[dict[str, Any]]]
+    """The server's report of prompts that part too early."""
+
+
+def measure(settings: Settings, console: Console) -> Measured:
+    """The measured workflows of each system, and what its server says of them.
 
     Starts the servers, and ends them on the way out: by Ctrl-C and SIGTERM, too.
     """
@@ -45,25 +54,38 @@ def measure(
         start_all(stack, progress, servers)
         runners = {
             name: stack.enter_context(
-                Runner(server.url, workload, hints=SYSTEMS[name].hints)
+                Runner(
+                    server.url,
+                    workload,
+                    hints=SYSTEMS[name].hints,
+                    marks=SYSTEMS[name].marks and not settings.stamp,
+                )
             )
             for name, server in servers.items()
         }
-        for name in tracked(progress, "warming up", settings.systems):
-            for agent in range(settings.agents):
-                runners[name].warm_up(agent)
-        _take_turns(progress, "settling", runners, range(settings.warm_runs))
-        before = {name: runner.counters() for name, runner in runners.items()}
-        last = settings.warm_runs + settings.runs
-        indices = range(settings.warm_runs, last)
-        results = _take_turns(progress, "measuring", runners, indices)
-        return results, {
-            name: {
-                key: (value - before[name].get(key, 0)) / settings.runs
-                for key, value in runner.counters().items()
-            }
-            for name, runner in runners.items()
+        return _measure(settings, progress, runners)
+
+
+def _measure(
+    settings: Settings, progress: Progress, runners: dict[str, Runner]
+) -> Measured:
+    for name in tracked(progress, "warming up", settings.systems):
+        for agent in range(settings.agents):
+            runners[name].warm_up(agent)
+    _take_turns(progress, "settling", runners, range(settings.warm_runs))
+    before = {name: runner.counters() for name, runner in runners.items()}
+    last = settings.warm_runs + settings.runs
+    indices = range(settings.warm_runs, last)
+    results = _take_turns(progress, "measuring", runners, indices, cold=settings.cold)
+    counters = {
+        name: {
+            key: (value - before[name].get(key, 0)) / settings.runs
+            for key, value in runner.counters().items()
         }
+        for name, runner in runners.items()
+    }
+    drift = {name: runner.drift() for name, runner in runners.items()}
+    return Measured(results, counters, drift)
 
 
 def start_all(
@@ -86,13 +108,20 @@ def start_all(
 
 
 def _take_turns(
-    progress: Progress, what: str, runners: dict[str, Runner], indices: range
+    progress: Progress,
+    what: str,
+    runners: dict[str, Runner],
+    indices: range,
+    *,
+    cold: bool = False,
 ) -> dict[str, list[Workflow]]:
     results: dict[str, list[Workflow]] = {name: [] for name in runners}
     turns = [
         (index, name) for index in indices for name in rotated(list(runners), index)
     ]
     for index, name in tracked(progress, what, turns):
+        if cold:
+            runners[name].start_anew(register=SYSTEMS[name].registers)
         results[name].append(runners[name].run(index))
     return results
 

@@ -25,6 +25,10 @@ class System:
     """Its device pool is the small one."""
     hints: bool = False
     """Its client sends metadata."""
+    marks: bool = True
+    """Its client says where the fixed prompts end."""
+    registers: bool = False
+    """Its client registers the fixed prompts before a cold run."""
 
 
 SYSTEMS = {
@@ -64,6 +68,20 @@ SYSTEMS = {
             "KVFlow",
             ("--kvflow-mode", "full"),
             hints=True,
+        ),
+        System(
+            "kvflow-unmarked",
+            "KVFlow, no prompt marked: where they end is learnt",
+            ("--kvflow-mode", "full"),
+            hints=True,
+            marks=False,
+        ),
+        System(
+            "kvflow-prewarm",
+            "KVFlow, prompts registered before a first run (--cold)",
+            ("--kvflow-mode", "full", "--kvflow-prewarm"),
+            hints=True,
+            registers=True,
         ),
     )
 }

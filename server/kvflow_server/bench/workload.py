@@ -28,8 +28,9 @@ class Workload:
 
     def prompt(self, agent: int, run: int) -> list[int]:
         """The fixed prompt and this run's suffix: the same for every system."""
+        stamp = self._tokens(self.settings.stamp, "stamp", agent, run)
         suffix = self._tokens(self.settings.dynamic, "dynamic", agent, run)
-        return self.fixed(agent) + suffix
+        return stamp + self.fixed(agent) + suffix
 
     def _tokens(self, count: int, *key: object) -> list[int]:
         # A string seeds by its SHA-512, the same on every machine and in every process.

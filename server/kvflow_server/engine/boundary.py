@@ -3,9 +3,10 @@
 The boundary is what no continuation changes: the prompt is rendered again with
 everything behind the mark replaced, and the token sequences are compared. Where the mark
 ends a message, what is replaced are the messages behind it, so that all that the template
-writes in between counts in, tools too. Where it stands inside a message, a tokenizer may
-merge the last word before it with what comes, so a rendering without that word is
-compared as well: the longest prefix that is safe. Once per distinct fixed text.
+writes in between counts in, tools too. Where it stands inside a message and the text
+does not go on with a space, a tokenizer may merge the last word before the mark with what
+comes, so a rendering without that word is compared as well: the longest prefix that is
+safe. Once per distinct fixed text.
 """
 
 from __future__ import annotations
@@ -93,20 +94,23 @@ def chat_boundary(
         and _ends_with_text(request.messages[index])
         and index + 1 < len(request.messages)
     )
+    parted = _is_parted(text, chars)
 
     def compute() -> int:
         ids = prompt_ids()
         if ends:
             variants = _with_others_behind(request, index)
         else:
-            settled = _settled(head, serving.tokenizer_manager.tokenizer)
+            tokenizer = serving.tokenizer_manager.tokenizer
+            settled = _settled(head, tokenizer, parted=parted)
             variants = _cut_at(request, index, (len(head), len(settled)))
         return min(
             (_common_prefix(ids, _rendered(serving, variant)) for variant in variants),
             default=0,
         )
 
-    return known.get(_digest(request, index, head, ends=ends), compute)
+    how = f"{ends} {parted}"
+    return known.get(_digest(request, index, head, how), compute)
 
 
 def text_boundary(
@@ -120,22 +124,33 @@ def text_boundary(
     if chars > len(text):
         return None
     head = text[:chars]
+    parted = _is_parted(text, chars)
 
     def compute() -> int:
         return min(
             _common_prefix(prompt_ids, tokenizer.encode(part + _OTHER))
-            for part in (head, _settled(head, tokenizer))
+            for part in (head, _settled(head, tokenizer, parted=parted))
         )
 
     digest = hashlib.blake2b(head.encode(errors="surrogatepass"), digest_size=16)
+    digest.update(bytes((parted,)))
     return known.get(digest.digest(), compute)
 
 
-def _settled(head: str, tokenizer: Any) -> str:
+def _is_parted(text: str, chars: int) -> bool:
+    """Whether no tokenizer merges what stands before the mark with what comes: words do
+    not run across a space, which belongs to the one behind it."""
+    before, behind = text[chars - 1 : chars], text[chars : chars + 1]
+    if behind == " ":
+        return not before.isspace()
+    return behind == "\n" and before.isalnum()
+
+
+def _settled(head: str, tokenizer: Any, *, parted: bool) -> str:
     """`head` without what `tokenizer` may merge with a continuation."""
     # Searched in the end only: a regular expression would look at every word.
     last = head[-_LOOK_BACK:]
-    found = _UNSETTLED.search(last)
+    found = None if parted else _UNSETTLED.search(last)
     cut = len(last) if found is None else found.start()
     # Added tokens are found in the text before it is split into words.
     for token in getattr(tokenizer, "get_added_vocab", dict)():
@@ -235,7 +250,7 @@ _SETTINGS = {
 }
 
 
-def _digest(request: Any, index: int, head: str, *, ends: bool) -> bytes:
+def _digest(request: Any, index: int, head: str, how: str) -> bytes:
     """Of everything that the rendering of the fixed part depends on."""
     digest = hashlib.blake2b(digest_size=16)
 
@@ -252,7 +267,7 @@ def _digest(request: Any, index: int, head: str, *, ends: bool) -> bytes:
     add(marked.role)
     add(head)
     rest = request.messages[index + 1 :][:_FOLLOWING]
-    add(f"{ends} {[message.role for message in rest]}")
+    add(f"{how} {[message.role for message in rest]}")
     add(request.model_dump_json(include=_SETTINGS, exclude_none=True))
     # Some templates write the day into the prompt.
     add(time.strftime("%Y-%m-%d"))

@@ -79,6 +79,7 @@ class BoundaryLearner:
     def __init__(self, limits: LearningLimits | None = None) -> None:
         self.limits = limits or LearningLimits()
         self._agents: OrderedDict[tuple[str, str], _Agent] = OrderedDict()
+        self._of_client: dict[str, dict[str, None]] = {}
 
     def observe(self, client: str, agent: str, tokens: array[int]) -> int:
         """Take in one call's prompt; how many of its tokens are fixed, 0 if unknown.
@@ -127,11 +128,12 @@ class BoundaryLearner:
 
     def drop_client(self, client: str) -> None:
         """The client's lease has ended."""
-        for key in [key for key in self._agents if key[0] == client]:
-            del self._agents[key]
+        for agent in self._of_client.pop(client, ()):
+            del self._agents[client, agent]
 
     def clear(self) -> None:
         self._agents.clear()
+        self._of_client.clear()
 
     def agents(self) -> Iterator[tuple[str, str]]:
         return iter(self._agents)
@@ -143,8 +145,12 @@ class BoundaryLearner:
         key = client, agent
         known = self._agents.setdefault(key, _Agent())
         self._agents.move_to_end(key)
+        self._of_client.setdefault(client, {})[agent] = None
         while len(self._agents) > self.limits.agents:
-            self._agents.popitem(last=False)
+            oldest, name = self._agents.popitem(last=False)[0]
+            del self._of_client[oldest][name]
+            if not self._of_client[oldest]:
+                del self._of_client[oldest]
         return known
 
     def _belongs(self, cluster: _Cluster, shared: int) -> bool:

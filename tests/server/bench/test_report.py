@@ -51,6 +51,8 @@ def test_the_json_has_the_promised_fields(tmp_path: Path) -> None:
         "kvflow_over_hicache": 1.75,
         "kvflow_over_recompute": None,
         "evict_over_hicache": None,
+        "prewarm_over_cold": None,
+        "unmarked_over_hicache": None,
     }
     assert read["ratio"]["kvflow_over_ideal"] is None
     assert read["outputs_identical"] is True

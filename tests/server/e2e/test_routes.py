@@ -178,13 +178,14 @@ def test_every_prompt_of_a_list_is_marked(server: Server, caller: Caller) -> Non
     assert fixed_tokens(server, caller) == [count(fixed)]
 
 
-def test_without_a_mark_a_chat_is_fixed_up_to_the_end_of_its_system_message(
+def test_without_a_mark_a_chat_is_fixed_up_to_where_the_user_s_text_begins(
     server: Server, caller: Caller
 ) -> None:
     system = caller.text(40)
     body = chat(("system", system), ("user", caller.text(5)))
     server.json(CHAT, body, header(caller))
-    assert fixed_tokens(server, caller) == [count(f"<|im_start|>system\n{system}")]
+    start = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n"
+    assert fixed_tokens(server, caller) == [count(start)]
 
 
 def test_a_chat_without_system_message_or_mark_has_no_fixed_prompt(

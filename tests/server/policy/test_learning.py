@@ -133,3 +133,14 @@ def test_a_client_that_goes_is_forgotten() -> None:
     learner.observe("other", "a", prompt(1))
     learner.drop_client("c")
     assert list(learner.agents()) == [("other", "a")]
+
+
+def test_what_goes_for_room_is_forgotten_with_its_client() -> None:
+    learner = BoundaryLearner(LearningLimits(agents=2))
+    for client in ("one", "two", "three"):
+        learner.observe(client, "a", prompt(1))
+    learner.drop_client("one")
+    learner.observe("two", "b", prompt(1))
+    learner.drop_client("two")
+    assert list(learner.agents()) in ([("three", "a")], [])
+    assert len(learner) <= 1
