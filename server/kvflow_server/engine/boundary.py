@@ -89,11 +89,7 @@ def chat_boundary(
     if chars > len(text):
         return None
     head = text[:chars]
-    ends = (
-        chars == len(text)
-        and _ends_with_text(request.messages[index])
-        and index + 1 < len(request.messages)
-    )
+    ends = chars == len(text) and _others_follow(request, index)
     parted = _is_parted(text, chars)
 
     def compute() -> int:
@@ -188,9 +184,11 @@ def _is_text(part: Any) -> bool:
     return getattr(part, "type", "") == "text"
 
 
-def _ends_with_text(message: Any) -> bool:
-    content = message.content
-    return isinstance(content, str) or not content or _is_text(content[-1])
+def _others_follow(request: Any, index: int) -> bool:
+    """Whether the message's text ends it, and it is not the last one."""
+    content = request.messages[index].content
+    ends = isinstance(content, str) or not content or _is_text(content[-1])
+    return ends and index + 1 < len(request.messages)
 
 
 def _with_others_behind(request: Any, index: int) -> Iterator[Any]:
