@@ -81,7 +81,7 @@ class Stage(Loopback):
         self.held: Collection[str] = ()
         """Agents that are answered only after `release`."""
         self._release = threading.Event()
-        self._turns: Counter[str] = Counter()
+        self._turns: Counter[tuple[str, str]] = Counter()
         self._meetings = _meetings(scenario, copies)
         self._copies = copies
         self._behind: httpx.Client | None = None
@@ -125,7 +125,9 @@ class Stage(Loopback):
         if self._behind is not None and heard.update is not None:
             heard.known = self._state_of(heard.update)
         self._meet(agent)
-        return 200, self._answer_to(agent)
+        # Copies of a program that loops may be turns apart.
+        run = heard.update.run if heard.update and self._copies > 1 else ""
+        return 200, self._answer_to(agent, run)
 
     def steps(self, request: Seen) -> tuple[int, Any]:
         if self._behind is None:
@@ -148,11 +150,11 @@ class Stage(Loopback):
         if self._behind is not None:
             self._behind.close()
 
-    def _answer_to(self, agent: str) -> str:
+    def _answer_to(self, agent: str, run: str) -> str:
         script = self.scenario.script.get(agent, ())
         with self.changed:
-            turn = self._turns[agent] // self._copies
-            self._turns[agent] += 1
+            turn = self._turns[run, agent]
+            self._turns[run, agent] += 1
         return script[min(turn, len(script) - 1)] if script else _FINE
 
     def _meet(self, agent: str) -> None:
