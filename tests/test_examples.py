@@ -16,6 +16,7 @@ import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
+from kvflow_integrations import langgraph as integration
 from kvflow_integrations.conformance import Loopback, Seen
 from kvflow_integrations.langgraph.topology import read_topology
 from kvflow_sdk.client import Client
@@ -182,6 +183,7 @@ def test_the_recorder_sees_the_steps_of_a_wrapped_graph(
     with kvflow.Client() as client:
         app = kvflow.wrap(team.build(recorder.chat(server, 2)), client=client)
         app.invoke(START, config={"callbacks": [recording]})
+        integration.unwrap(app)
     calls = {call.agent: call for call in recording.calls}
     assert calls["planner"].steps["editor"] == 8
     assert calls["compliance"].steps == {"compliance": 0, "explainer": 1, "editor": 2}
