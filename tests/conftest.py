@@ -5,8 +5,27 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+ON_REAL_SERVER = "::test_a_real_server_"
+"""What the conformance kit calls its tests on a real server."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What the workers of pytest-xdist share out: files, whose fixtures are then made
+    once, and as one heap the tests of the real server, which is started once."""
+    # Its own `loadgroup` does nothing under pytest 9.2, whose nodes keep no `_nodeid`.
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            on_server = ON_REAL_SERVER in nodeid
+            return ON_REAL_SERVER if on_server else nodeid.partition("::")[0]
+
+    return ByFixtures(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

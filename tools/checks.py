@@ -67,7 +67,9 @@ def lint() -> Iterator[Outcome]:
 
 def client() -> Iterator[Outcome]:
     elsewhere = ("--ignore=tests/server", "--ignore=tests/legacy")
-    yield _pytest("client", "client", "tests", *elsewhere)
+    # One process per core; tests/conftest.py says what stays together.
+    workers = ("--numprocesses", "logical", "--dist", "loadscope")
+    yield _pytest("client", "client", "tests", *elsewhere, *workers)
 
 
 def openai_2() -> Iterator[Outcome]:
