@@ -40,6 +40,7 @@ from .wire import FixedMark
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .drift.watch import DriftWarning
     from .openai import AsyncOpenAI, OpenAI
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Client",
     "Config",
     "ConfigError",
+    "DriftWarning",
     "FixedMark",
     "GraphBuilder",
     "GraphError",
@@ -158,6 +160,10 @@ def __getattr__(name: str) -> Any:
         from . import openai
 
         return getattr(openai, name)
+    if name == "DriftWarning":
+        from .drift.watch import DriftWarning
+
+        return DriftWarning
     if name == "__version__":
         from importlib.metadata import version
 

@@ -23,8 +23,10 @@ from .likelihood import Transitions
 from .prewarm import AgentPrompt, prewarm_requests
 from .run import Run
 from .stream import Counters, Stream
+from .wire import FixedMark
 
 if TYPE_CHECKING:
+    from .drift.watch import DriftWatch
     from .graph import AgentStepGraph
 
 __all__ = ["Client", "call_headers", "default_client", "usable_client"]
@@ -67,6 +69,7 @@ class Client:
         self._answers: dict[str, _Answer] = {}
         self.transitions = Transitions(config.learned) if config.learn else None
         self._stream = Stream(config, self.counters)
+        self._drift: DriftWatch | None = None
         # A thread must not keep a forgotten client; what waits is still sent.
         weakref.finalize(self, self._stream.stop)
         if self.transitions is not None:
@@ -80,6 +83,16 @@ class Client:
         prefix = f"{self.config.client_name}-" if self.config.client_name else ""
         self.id = prefix + secrets.token_hex(16)
         _BY_ID[self.id] = self
+
+    @property
+    def drift(self) -> DriftWatch:
+        """What compares the prompts of this client's agents."""
+        if self._drift is None:
+            # Here, because a program whose calls are not tagged does not need it.
+            from .drift.watch import DriftWatch
+
+            self._drift = DriftWatch()
+        return self._drift
 
     def start_run(self, graph: AgentStepGraph | None = None) -> Run:
         """A new run of a workflow, whose snapshots go to the servers."""
@@ -211,13 +224,19 @@ def owner_of(run: Run) -> Client | None:
 
 
 def call_headers(
-    base_url: str, *, configured: bool = False, api_key: str | None = None
+    base_url: str,
+    *,
+    configured: bool = False,
+    api_key: str | None = None,
+    fixed: FixedMark | None = None,
+    body: object = None,
 ) -> Mapping[str, str]:
     """The headers that tell the server at `base_url` who makes this call.
 
     Empty outside of an agent, and for a server that is not known as KVFlow.
-    `configured`: the user pointed a KVFlow object at this server. Never raises, never
-    waits.
+    `configured`: the user pointed a KVFlow object at this server. `fixed`: where its
+    fixed prompt ends, if the user has not said so. `body`: the request, looked at for
+    drift. Never raises, never waits.
     """
     call = context.current()
     if call is None:
@@ -232,12 +251,17 @@ def call_headers(
             client.configure(base_url, api_key=api_key)
         if not client.knows(base_url):
             return {}
-        update = call.run.snapshot(agent=call.agent, fixed=call.fixed)
+        update = call.run.snapshot(agent=call.agent, fixed=call.fixed or fixed)
         value = wire.to_header(update)
     except Exception as error:
         counters.error("in-band metadata", error)
         return {}
     counters.add("calls.tagged")
+    if client.config.drift_warnings and isinstance(body, Mapping):
+        try:
+            client.drift.see(call.agent, body)
+        except Exception as error:
+            counters.error("drift warnings", error)
     return {wire.HEADER: value}
 
 
@@ -275,6 +299,7 @@ def _after_fork() -> None:
     _counters._lock = threading.Lock()
     for client in list(_BY_ID.values()):
         client._lock = threading.Lock()
+        client._drift = None
         if client.transitions is not None:
             client.transitions.after_fork()
         client._renew()

@@ -51,6 +51,10 @@ class Config:
     learned: str | None = None
     """File that what is learned is read from and written to. KVFLOW_LEARNED."""
 
+    drift_warnings: bool = True
+    """Warn once of an agent whose prompts change in the midst of what stays the same.
+    KVFLOW_DRIFT_WARNINGS."""
+
     def __post_init__(self) -> None:
         if self.server is not None:
             origin_of(self.server)

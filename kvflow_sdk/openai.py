@@ -75,7 +75,12 @@ def _tag(
         or not options.url.endswith(_TAGGED)
     ):
         return options
-    ours = call_headers(str(client.base_url), configured=True, api_key=_key(client))
+    ours = call_headers(
+        str(client.base_url),
+        configured=True,
+        api_key=_key(client),
+        body=options.json_data,
+    )
     # Not given at all when the caller passed no headers.
     theirs = options.headers if isinstance(options.headers, Mapping) else {}
     if ours and not any(name.lower() == HEADER for name in theirs):

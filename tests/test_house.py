@@ -28,6 +28,7 @@ FLOORS = [
     ["kvflow_sdk.context", "kvflow_sdk.stream"],
     ["kvflow_sdk.client", "kvflow_sdk.agent", "kvflow_sdk.openai"],
     ["kvflow_integrations.adapter"],
+    ["kvflow_integrations.templates"],
     ["kvflow_integrations.calls"],
     ["kvflow_integrations.conformance", "kvflow_integrations.peer"],
     [

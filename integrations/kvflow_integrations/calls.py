@@ -17,6 +17,7 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from kvflow_integrations import templates
 from kvflow_integrations.adapter import Patches, SharedPatches
 from kvflow_sdk.client import call_headers
 from kvflow_sdk.context import current
@@ -81,7 +82,11 @@ def _tag(client: Any, options: Any, themselves: tuple[type, ...]) -> Any:
     theirs = options.headers if isinstance(options.headers, Mapping) else {}
     if any(name.lower() == HEADER for name in theirs):
         return options
-    ours = call_headers(str(client.base_url))
+    call = current()
+    fixed = None
+    if call is not None and call.fixed is None:
+        fixed = templates.mark_of(call.agent, options.json_data)
+    ours = call_headers(str(client.base_url), fixed=fixed, body=options.json_data)
     if ours:
         options.headers = {**theirs, **ours}
     return options

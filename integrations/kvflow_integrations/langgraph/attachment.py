@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
-from kvflow_integrations import adapter, calls
+from kvflow_integrations import adapter, calls, templates
 from kvflow_integrations.adapter import Notices, tracked_class
 from kvflow_sdk.client import Client
 from kvflow_sdk.context import surround
@@ -142,9 +142,10 @@ def attach(attachment: Attachment) -> Any:
     tracked._kvflow = attachment
     hooks.patches.acquire()
     calls.patches.acquire()
+    templates.patches.acquire()
     return tracked
 
 
 def release(attachment: Attachment) -> None:
     """The tracked copy runs untracked from now on; the last one takes the patches."""
-    attachment.release(calls.patches, hooks.patches)
+    attachment.release(calls.patches, templates.patches, hooks.patches)
