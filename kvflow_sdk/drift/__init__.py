@@ -11,6 +11,7 @@ sends nothing anywhere. ::
 from .kinds import DriftKind, classify
 from .report import AgentReport, Drift, DriftReport, Tokens, analyse
 from .requests import PromptText, RecordedRequest, read_requests
+from .shared import SharedText, shared_texts
 from .spans import Difference, differences, first_difference
 
 __all__ = [
@@ -21,10 +22,12 @@ __all__ = [
     "DriftReport",
     "PromptText",
     "RecordedRequest",
+    "SharedText",
     "Tokens",
     "analyse",
     "classify",
     "differences",
     "first_difference",
     "read_requests",
+    "shared_texts",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .kinds import DriftKind, classify
 from .requests import PromptText, RecordedRequest
+from .shared import SharedText, shared_texts
 from .spans import (
     Difference,
     common_prefix,
@@ -85,6 +86,8 @@ class DriftReport:
     agents: list[AgentReport]
     exact_tokens: bool
     """Counted with a tokenizer; otherwise four characters are one token."""
+    shared: list[SharedText] = field(default_factory=list)
+    """What agents have in common behind where their prompts part."""
 
     @property
     def drifting(self) -> list[AgentReport]:
@@ -108,7 +111,12 @@ def analyse(
         if name not in groups and len(groups) >= MAX_AGENTS:
             continue
         groups.setdefault(name, _Group(AgentReport(name), tokens)).add(prompt)
-    return DriftReport([group.finish() for group in groups.values()], tokens.exact)
+    last = {name: group.last.text for name, group in groups.items() if group.last}
+    return DriftReport(
+        [group.finish() for group in groups.values()],
+        tokens.exact,
+        shared_texts(last, tokens.count),
+    )
 
 
 class _Group:

@@ -163,6 +163,16 @@ def _show(console: Console, report: DriftReport, show_text: bool) -> None:
     for agent in report.drifting:
         for drift in agent.drifts:
             console.print(_described(agent, drift, about, show_text))
+    for text in report.shared:
+        shown = f" ({text.beginning!r} …)" if show_text else ""
+        console.print(
+            Text(
+                f"\n{', '.join(text.agents)}: {about}{text.tokens:,} tokens of the same "
+                f"text{shown} stand behind what is different. Put what is common first, "
+                "in one order, and all of them find it in the cache.",
+                style="yellow",
+            )
+        )
 
 
 def _described(agent: AgentReport, drift: Drift, about: str, show_text: bool) -> Text:
@@ -193,4 +203,7 @@ def _as_json(report: DriftReport, show_text: bool) -> dict[str, Any]:
             if not show_text:
                 del drift["old"], drift["new"]
         agents.append(entry)
-    return {"exact_tokens": report.exact_tokens, "agents": agents}
+    shared = [asdict(text) for text in report.shared]
+    for entry in shared if not show_text else ():
+        del entry["beginning"]
+    return {"exact_tokens": report.exact_tokens, "agents": agents, "shared": shared}

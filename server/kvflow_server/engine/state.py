@@ -31,6 +31,8 @@ MAX_RUNS = 256
 """Runs shown of one client."""
 MAX_AGENTS = 256
 """Agents shown of one client."""
+MAX_SHARED = 32
+"""Beginnings shown that agents of one client share."""
 
 
 def describe(
@@ -133,6 +135,7 @@ def _client(
             "runs": max(0, len(runs) - MAX_RUNS),
             "agents": max(0, len(agents) - MAX_AGENTS),
         },
+        "shared": _shared(cache, client, owners),
         "account": account.as_dict() if account is not None else {},
         "throttled": cache.prefetcher.accounts.throttled(client),
         "held": {
@@ -186,6 +189,28 @@ def _prompt_nodes(cache: KVFlowCache, client: str, owners: list[str]) -> Iterabl
         for handle in cache.prompts.handles(client, agent)
         for node in cache.tree_core.path_to_root(handle.node)
     }.values()
+
+
+def _shared(
+    cache: KVFlowCache, client: str, owners: Iterable[str]
+) -> list[dict[str, Any]]:
+    """Beginnings that several agents' prompts have in common, the longest first."""
+    users: dict[int, dict[str, None]] = {}
+    depths: dict[int, int] = {}
+    for agent in islice(owners, MAX_AGENTS):
+        for handle in cache.prompts.handles(client, agent):
+            depth = cache.tree_core.depth_of(handle.node)
+            for node in cache.tree_core.path_to_root(handle.node):
+                users.setdefault(node.id, {})[agent] = None
+                depths[node.id] = depth
+                depth -= len(node.key)
+    longest: dict[tuple[str, ...], int] = {}
+    for node_id, agents in users.items():
+        if len(agents) > 1:
+            names = tuple(sorted(agents))
+            longest[names] = max(longest.get(names, 0), depths[node_id])
+    found = [{"agents": list(n), "tokens": tokens} for n, tokens in longest.items()]
+    return sorted(found, key=lambda entry: -int(str(entry["tokens"])))[:MAX_SHARED]
 
 
 def _held(nodes: Iterable[Any]) -> dict[str, int]:

@@ -19,3 +19,25 @@ def test_copies_too_fast_to_measure_leave_the_state_readable(
     assert cache.speeds.bus.value == float("inf")
     report = json.loads(json.dumps(describe(cache), allow_nan=False))
     assert report["bus_bytes_per_s"] is None
+
+
+def test_the_state_says_which_agents_share_how_many_tokens(
+    make_harness: Callable[..., Any],
+) -> None:
+    from kvflow_server.engine.state import describe
+
+    harness = make_harness()
+    harness.update({"a": 0, "b": 1, "c": 2})
+    common = list(range(20))
+    prompts = {
+        "a": [*common, *range(1000, 1020)],
+        "b": [*common, *range(2000, 2020)],
+        "c": [*common[:8], *range(3000, 3020)],
+    }
+    for agent, prompt in prompts.items():
+        harness.insert(prompt, harness.tag(agent, len(prompt), prompt))
+    (client,) = describe(harness.cache)["clients"].values()
+    assert client["shared"] == [
+        {"agents": ["a", "b"], "tokens": 20},
+        {"agents": ["a", "b", "c"], "tokens": 8},
+    ]
