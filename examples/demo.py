@@ -150,7 +150,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--question", default=QUESTIONS[0])
-    parser.add_argument("--runs", type=int, default=2, help="questions measured")
+    parser.add_argument("--runs", type=int, default=1, help="questions measured")
     parser.add_argument("--max-tokens", type=int, default=16, help="of an answer")
     parser.add_argument("--pool-tokens", type=int, default=3200, help="device pool")
     parser.add_argument("--pcie-gbps", type=float, default=0.03, help="emulated bus")
