@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from . import context, wire
 from .config import Config, is_openai, origin_of, server_root
+from .counters import Counters
 from .likelihood import Transitions
 from .prewarm import AgentPrompt, prewarm_requests
 from .run import Run
-from .stream import Counters, Stream
+from .stream import Stream
 from .wire import FixedMark
 
 if TYPE_CHECKING:

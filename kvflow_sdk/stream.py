@@ -26,13 +26,14 @@ import msgspec
 
 from . import wire
 from .config import Config
+from .counters import Counters
 from .prewarm import PREWARM_PATH, PrewarmRequest
 from .wire import StepUpdate
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Counters", "Stream", "Target"]
+__all__ = ["Stream", "Target"]
 
 log = logging.getLogger("kvflow")
 log.addHandler(logging.NullHandler())
@@ -47,36 +48,11 @@ COALESCE_S = 0.001
 """Until a snapshot is sent that nothing else waited with. Whoever made it is about to
 make a call, and goes on meanwhile without this thread in its way."""
 _REFUSED = frozenset({400, 413, 422})
+_OVER_BOUNDS = 429
 _NOT_KVFLOW = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
 
 _Job = Callable[["httpx.Client"], None]
-
-
-class Counters:
-    """What happened, by name; safe to use from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}
-
-    def add(self, name: str, count: int = 1) -> None:
-        with self._lock:
-            self._counts[name] = self._counts.get(name, 0) + count
-
-    def __getitem__(self, name: str) -> int:
-        return self._counts.get(name, 0)
-
-    def as_dict(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._counts)
-
-    def error(self, what: str, error: BaseException) -> None:
-        """Count a failure of KVFlow's own code, and log the first of its kind."""
-        name = f"error.{what}"
-        if not self[name]:
-            log.warning("kvflow: %s failed, calls go on without it: %r", what, error)
-        self.add(name)
 
 
 class Target:
@@ -89,6 +65,8 @@ class Target:
         self.prompts: deque[PrewarmRequest] = deque(maxlen=MAX_PROMPTS)
         self.failures = 0
         self.not_before = 0.0
+        self.said: set[tuple[str, int]] = set()
+        """Paths and statuses that have been logged since it last recovered."""
 
     def keep(self, update: StepUpdate, bound: int) -> int:
         """Let `update` wait; returns how many snapshots were given up for room.
@@ -122,6 +100,11 @@ class Target:
                 break
             batch.append(self.pending.pop(run))
         return batch
+
+    def recover(self) -> None:
+        if self.failures:
+            self.failures = 0
+            self.said.clear()
 
     def fail(self, now: float, bound: float, *, at_once: bool = False) -> None:
         """Leave the server alone: twice as long as last time, or for the bound."""
@@ -266,15 +249,18 @@ class Stream:
     def _post(
         self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
     ) -> None:
-        status = self._send(target, batch, http)
+        status, text = self._send(target, batch, http)
         if status in _REFUSED and len(batch) > 1:
             # One bad snapshot must not take those of other runs with it.
             for update in batch:
                 self._post(target, [update], http)
             return
-        if 200 <= status < 300:
-            target.failures = 0
-            self.counters.add("steps.sent", len(batch))
+        taken = len(batch) if 200 <= status < 300 else _taken(status, text, len(batch))
+        if taken is not None:
+            target.recover()
+            self.counters.add("steps.sent", taken)
+            if taken < len(batch):
+                self.counters.add("steps.over_cap", len(batch) - taken)
         elif status in _REFUSED:
             self.counters.add("steps.refused", len(batch))
         else:
@@ -290,20 +276,20 @@ class Stream:
     ) -> None:
         """Once only: it is a favour, and the call itself will come."""
         body = msgspec.json.encode(prompt)
-        status = self._send_body(target, PREWARM_PATH, body, http)
+        status, _ = self._send_body(target, PREWARM_PATH, body, http)
         sent = 200 <= status < 300
         self.counters.add("prompts.sent" if sent else "prompts.refused")
 
     def _send(
         self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
-    ) -> int:
+    ) -> tuple[int, bytes]:
         body = json.dumps(wire.to_envelope(batch), separators=(",", ":"))
         return self._send_body(target, wire.STEPS_PATH, body.encode(), http)
 
     def _send_body(
         self, target: Target, path: str, body: bytes, http: httpx.Client
-    ) -> int:
-        """The HTTP status, or 0 when there was no answer."""
+    ) -> tuple[int, bytes]:
+        """The HTTP status, or 0 when there was no answer, and its body."""
         import httpx
 
         headers = {"content-type": "application/json"}
@@ -312,20 +298,20 @@ class Stream:
         try:
             answer = http.post(target.root + path, content=body, headers=headers)
         except httpx.HTTPError as error:
-            self._first(target, path, "does not answer", error)
-            return 0
+            self._first(target, path, 0, error)
+            return 0, b""
         if not answer.is_success:
-            what = f"answered {answer.status_code}"
-            self._first(target, path, what, answer.text[:200])
-        return answer.status_code
+            self._first(target, path, answer.status_code, answer.text[:200])
+        return answer.status_code, answer.content
 
-    def _first(self, target: Target, path: str, what: str, detail: object) -> None:
-        if target.failures == 0:
+    def _first(self, target: Target, path: str, status: int, detail: object) -> None:
+        if target.failures == 0 and (path, status) not in target.said:
+            target.said.add((path, status))
             log.info(
                 "kvflow: %s%s %s; LLM calls are not affected (%s)",
                 target.root,
                 path,
-                what,
+                f"answered {status}" if status else "does not answer",
                 detail,
             )
 
@@ -347,6 +333,22 @@ class Stream:
         except httpx.HTTPError as error:
             log.debug("kvflow: no answer from %s (%s)", root, error)
         tell(is_kvflow)
+
+
+def _taken(status: int, text: bytes, sent: int) -> int | None:
+    """How many of `sent` snapshots a server took that had no room for the others.
+
+    It took the rest, and newer ones come, so nobody has to wait. None for any other
+    answer, and where the client as a whole is too fast (``body``).
+    """
+    answer = _json(text) if status == _OVER_BOUNDS else None
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(error, dict) or error.get("type") != "kvflow_limit":
+        return None
+    taken = error.get("accepted")
+    if error.get("field") == "body" or not isinstance(taken, int):
+        return None
+    return min(max(taken, 0), sent)
 
 
 def _let_go_on(http: httpx.Client) -> None:

@@ -16,7 +16,13 @@ SOURCES = {
 
 # From the ground up. A room imports from its own floor and those below it.
 FLOORS = [
-    ["kvflow_sdk.errors", "kvflow_sdk.config", "kvflow_sdk.deflate", "kvflow_sdk.ids"],
+    [
+        "kvflow_sdk.errors",
+        "kvflow_sdk.config",
+        "kvflow_sdk.counters",
+        "kvflow_sdk.deflate",
+        "kvflow_sdk.ids",
+    ],
     ["kvflow_sdk.wire"],
     ["kvflow_sdk.prompt"],
     ["kvflow_sdk.prewarm"],

@@ -11,7 +11,8 @@ import pytest
 from kvflow_sdk import stream as stream_module
 from kvflow_sdk import wire
 from kvflow_sdk.config import Config
-from kvflow_sdk.stream import MAX_BATCH, Counters, Stream, Target
+from kvflow_sdk.counters import Counters
+from kvflow_sdk.stream import MAX_BATCH, Stream, Target
 
 if TYPE_CHECKING:
     from conftest import Loopback
@@ -142,6 +143,27 @@ def test_refused_snapshot_takes_no_other_with_it(
     server.wait(wire.STEPS_PATH, 4)
     assert stream.flush(10)
     assert stream.counters.as_dict() == {"steps.refused": 1, "steps.sent": 2}
+
+
+def test_busy_gateway_gets_the_snapshot_again(server: Loopback, start: Start) -> None:
+    server.status[wire.STEPS_PATH] = [429]
+    stream = start(server.root)
+    stream.put(snapshot(a=0))
+    server.wait(wire.STEPS_PATH, 2)
+    assert stream.flush(10)
+    assert stream.counters.as_dict() == {"steps.failed": 1, "steps.sent": 1}
+
+
+def test_refusal_is_logged_once(
+    server: Loopback, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = start(server.root)
+    with caplog.at_level("INFO", "kvflow"):
+        for number in range(3):
+            stream.put(snapshot(f"run-{number}", a=-1))
+            assert stream.flush(10)
+    assert stream.counters["steps.refused"] == 3
+    assert len([r for r in caplog.records if "answered 400" in r.message]) == 1
 
 
 def test_unreachable_server_costs_a_counter(dead_url: str, start: Start) -> None:
