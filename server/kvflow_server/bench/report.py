@@ -77,6 +77,9 @@ def build_report(
             name: summarise(workflows) | {"counters": dict(counters.get(name, {}))}
             for name, workflows in results.items()
         },
+        "d2h_bytes_per_workflow": {
+            name: own["d2h_bytes"] for name, own in counters.items() if own
+        },
         "speedup": {name: _median(spreads, name) for name in _SPEEDUPS},
         "ratio": {
             "kvflow_over_ideal": _median(spreads, "kvflow_over_ideal"),
@@ -142,7 +145,7 @@ def _systems_table(
     table.add_column("system", no_wrap=True)
     for name in ("median s", "min", "max", "device", "host", "recomputed"):
         table.add_column(name, justify="right")
-    for name in ("prefetched", "on demand", "late"):
+    for name in ("prefetched", "on demand", "late", "to host"):
         table.add_column(name, justify="right", style="dim")
     for name, workflows in results.items():
         seconds = [run.seconds for run in workflows]
@@ -160,6 +163,7 @@ def _systems_table(
                     "prefetch_tokens",
                     "load_on_demand_tokens",
                     "late_join_tokens",
+                    "d2h_tokens",
                 )
             ),
         )

@@ -65,10 +65,11 @@ def _read_config(path: Path) -> dict[str, str]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ConfigFileError(f"--config {path}: {error}") from error
+    content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigFileError(f"--config {path}: must be a mapping of flags to values")
+    # SGLang puts the names as they are behind two hyphens, and knows none with an
+    # underscore: it says so itself, and KVFlow does not take one for another.
     return {
-        "--" + str(name).replace("_", "-"): str(value)
-        for name, value in content.items()
-        if value is not False
+        f"--{name}": str(value) for name, value in content.items() if value is not False
     }

@@ -173,8 +173,10 @@ async def _asked(request: Request) -> dict[str, Any] | JSONResponse:
             "kvflow_timeout",
             f"the scheduler did not answer within {_STATE_TIMEOUT_S:g} s",
         )
-    state: dict[str, Any] = merge_states([reply.state for reply in replies])
-    return state
+    states = [reply.state for reply in replies]
+    if not all(states):
+        return _error(500, "kvflow_internal", "the state is not readable: see the log")
+    return merge_states(states)
 
 
 def _question(request: Request) -> tuple[int, bool]:

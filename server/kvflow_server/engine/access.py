@@ -15,6 +15,7 @@ from sglang.srt.utils.auth import AuthDecision
 
 from kvflow_sdk.wire import CAPABILITIES_PATH
 
+from .gate import harmless
 from .seams import BACKEND
 
 __all__ = ["after_auth", "has_admin_key", "is_active"]
@@ -35,6 +36,7 @@ def has_admin_key(authorization: str | None) -> bool:
     )
 
 
+@harmless
 def after_auth(
     decision: AuthDecision, *_args: Any, path: str = "", **_kwargs: Any
 ) -> AuthDecision:

@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from kvflow_sdk.wire import StepUpdate, shown_client
+from kvflow_server.policy.steps import Outcome
+
 from .counters import Hits
 from .hints import tag_of
 
 if TYPE_CHECKING:
     from .cache import KVFlowCache
 
-__all__ = ["Account", "Accounts", "note_admission", "note_skip"]
+__all__ = ["Account", "Accounts", "note_admission", "note_skip", "note_update"]
 
 
 @dataclass(slots=True)
@@ -69,6 +72,22 @@ class Accounts:
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def note_update(cache: KVFlowCache, update: StepUpdate, outcome: Outcome) -> None:
+    """A step update has been taken in, or not."""
+    if outcome is Outcome.OVER_CAP:
+        cache.dropped.record(
+            "cap",
+            f"client {shown_client(update.client)} exceeds a bound of "
+            f"{cache.table.limits}",
+        )
+    elif outcome is Outcome.STALE:
+        cache.counters.step_updates_stale += 1
+    else:
+        cache.counters.step_updates += 1
+    if cache.table.knows(update.client):
+        cache.accounts.touch(update.client).updates += 1
 
 
 def note_skip(cache: KVFlowCache, req: Any, *, load: bool) -> None:

@@ -28,18 +28,19 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from kvflow_sdk.wire import StepUpdate, shown_client
+from kvflow_sdk.wire import StepUpdate
 from kvflow_server.policy.backup import SuffixBackup
 from kvflow_server.policy.learning import BoundaryLearner
 from kvflow_server.policy.states import StateLedger
 from kvflow_server.policy.steps import Outcome, StepTable
 
-from .accounts import Accounts
+from .accounts import Accounts, note_update
 from .clock import RankClock
 from .collector import FrozenCollector
 from .component import KVFlowFullComponent
 from .config import EngineConfig, Mode
 from .counters import Counters, DroppedMetadata
+from .guard import Guard
 from .hints import RequestTag, tag_of
 from .inserts import digest, past, up_to
 from .loads import LoadTracker
@@ -71,9 +72,12 @@ class KVFlowCache(UnifiedRadixCache):
         """When the metrics are due (`metrics.publish_when_due`)."""
         self.dropped = DroppedMetadata()
         self.overhead = Overhead()
+        self.guard = Guard(self.overhead, self.counters, strict=self.config.debug)
         self.clock = RankClock()
         """Seconds by which decisions are made."""
         self.collector = FrozenCollector()
+        self.copy_ended = False
+        """A copy to the device has ended, which held memory, since the last pass."""
         self.starved = False
         """The last scheduler pass had requests waiting and nothing to run."""
         self._next_expiry = 0.0
@@ -84,7 +88,8 @@ class KVFlowCache(UnifiedRadixCache):
             ComponentType.FULL: KVFlowFullComponent,
         }
         super().__init__(params)
-        self.tree_core.use_order(self.table, self.config.mode.order, self._cap())
+        cap = self.config.protected_tokens(int(self.token_to_kv_pool_allocator.size))
+        self.tree_core.use_order(self.table, self.config.mode.order, cap)
         self.speeds = Speeds(self)
         self.backup = SuffixBackup(self.config.backup, self.config.backup_limits)
         self.loads = LoadTracker(self)
@@ -94,22 +99,23 @@ class KVFlowCache(UnifiedRadixCache):
             self.config.steps.agents_per_client,
         )
         self.prefetcher = Prefetcher(self)
+        self._guard_callbacks()
         self.prewarmer = Prewarmer(self)
         if self.config.debug:
             self.tree_core.ledger = StateLedger()
         self._attached = True
 
+    def _guard_callbacks(self) -> None:
+        """What SGLang's own code runs into."""
+        tree, full, guarded = self.tree_core, self.full_component, self.guard.wrap
+        tree.settle, tree.prompt_gone = guarded(tree.settle), guarded(tree.prompt_gone)
+        if full.on_evict is not None:
+            full.on_evict = guarded(full.on_evict)
+
     @property
     def full_component(self) -> KVFlowFullComponent:
         component: KVFlowFullComponent = self.components[ComponentType.FULL]
         return component
-
-    def _cap(self) -> float:
-        """Tokens that one client may protect: the paper's policy knows no cap."""
-        share = self.config.protected_share
-        if share >= 1 or self.config.mode in (Mode.OFF, Mode.STEPS):
-            return float("inf")
-        return share * int(self.token_to_kv_pool_allocator.size)
 
     @property
     def bytes_per_token(self) -> int:
@@ -137,25 +143,12 @@ class KVFlowCache(UnifiedRadixCache):
 
     def apply_update(self, update: StepUpdate) -> Outcome:
         """Take in one step update, in band or out of band."""
-        with self.overhead:
+        outcome = Outcome.STALE
+        with self.guard:
             outcome = self.table.apply(update, self.clock.now)
             self.prompts.settle()
-            self._count_update(update, outcome)
+            note_update(self, update, outcome)
         return outcome
-
-    def _count_update(self, update: StepUpdate, outcome: Outcome) -> None:
-        if outcome is Outcome.OVER_CAP:
-            self.dropped.record(
-                "cap",
-                f"client {shown_client(update.client)} exceeds a bound of "
-                f"{self.table.limits}",
-            )
-        elif outcome is Outcome.STALE:
-            self.counters.step_updates_stale += 1
-        else:
-            self.counters.step_updates += 1
-        if self.table.knows(update.client):
-            self.accounts.touch(update.client).updates += 1
 
     def expire_when_due(self) -> None:
         """End the leases that have run out; looks ten times in a lease."""
@@ -190,18 +183,22 @@ class KVFlowCache(UnifiedRadixCache):
         if tag is None or self.disable or self.config.mode is Mode.OFF:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
             return
-        if tag.digest is None:
-            tag.digest = digest(req, self._boundary(tag))
-            if tag.suffix_hits is None:
-                tag.suffix_hits = self.backup.hits(
-                    tag.owner.client,
-                    tag.owner.agent,
-                    req.origin_input_ids[self._boundary(tag) :],
-                )
+        with self.guard:
+            self._identify(tag, req)
         with self.writing_as(tag):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-        with self.overhead:
+        with self.guard:
             self.label_path(req.last_node, tag)
+
+    def _identify(self, tag: RequestTag, req: Any) -> None:
+        """Before the first insert: which prompt it is, and what its suffix is worth."""
+        if tag.digest is not None:
+            return
+        owner, boundary = tag.owner, self._boundary(tag)
+        tag.digest = digest(req, boundary)
+        if tag.suffix_hits is None:
+            suffix = req.origin_input_ids[boundary:]
+            tag.suffix_hits = self.backup.hits(owner.client, owner.agent, suffix)
 
     @contextmanager
     def writing_as(self, tag: RequestTag) -> Iterator[None]:
@@ -218,7 +215,8 @@ class KVFlowCache(UnifiedRadixCache):
             return super().insert(params)
         done = 0
         boundary = self._boundary(tag)
-        with self.overhead:
+        missing: list[int] = []
+        with self.guard:
             cuts = self.cuts(boundary, len(params.key))
             tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
         for cut in missing:
@@ -279,8 +277,9 @@ class KVFlowCache(UnifiedRadixCache):
             is_bigram=self.tree_core.is_eagle,
             cache_salt=req.cache_salt,
         ).page_aligned(self.page_size)
-        with self.overhead:
+        with self.guard:
             return any(state_of(n).load for n in self.tree_core.walk(key))
+        return True
 
     # Loading: what is LOADING is joined or left alone, never read early.
 
@@ -349,7 +348,12 @@ class KVFlowCache(UnifiedRadixCache):
         producer: int = super().ready_to_load_host_cache()
         if producer >= 0:
             self.speeds.load_started()
-        joined = self.loads.take_join()
+        joined = None
+        with self.guard:
+            joined = self.loads.take_join()
+        if self.loads.joining:  # and cannot wait for what it would read
+            self.drain_loads()
+            self.loads.abandon_join()
         # A load queued by this very batch is newer than any it joins.
         return joined if producer < 0 and joined is not None else producer
 
@@ -357,12 +361,17 @@ class KVFlowCache(UnifiedRadixCache):
         on_bus = self.speeds.loads_on_bus()
         super().loading_check(finish_count)
         if on_bus:
-            self.speeds.loads_seen(on_bus)
-        self.loads.reap(self.ongoing_load_back)
+            self.copy_ended |= len(self.speeds.loads_on_bus()) < len(on_bus)
+            with self.guard:
+                self.speeds.loads_seen(on_bus)
+        if self.loads.active:
+            with self.guard:
+                self.loads.reap(self.ongoing_load_back)
 
     def _log_write_ack_metrics(self, ack: Any) -> None:
         super()._log_write_ack_metrics(ack)
-        self.speeds.backup_arrived(ack)
+        with self.guard:
+            self.speeds.backup_arrived(ack)
 
     def drain_loads(self) -> None:
         """Block until every copy to the device has ended and is acknowledged."""

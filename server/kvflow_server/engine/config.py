@@ -117,6 +117,13 @@ class EngineConfig:
             debug=_integer(env, "KVFLOW_DEBUG", 0, low=0, high=1) == 1,
         )
 
+    def protected_tokens(self, pool: int) -> float:
+        """Of a device pool of so many, what one client may protect at most; the paper's
+        policy knows no such cap."""
+        if self.protected_share >= 1 or self.mode in (Mode.OFF, Mode.STEPS):
+            return float("inf")
+        return self.protected_share * pool
+
     def describe(self) -> dict[str, object]:
         """The settings as plain JSON values, for the state report."""
         flat: dict[str, object] = {}

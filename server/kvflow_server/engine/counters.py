@@ -83,6 +83,8 @@ class Counters:
     """Computed for them while nobody needed the device."""
     prewarm_refused: int = 0
     """Prompts that were not taken in, for a bound."""
+    internal_errors: int = 0
+    """Errors in KVFlow's own code (`guard`); what it was about was done as SGLang does."""
     h2d_tokens: int = 0
     """Copied from host memory to the device, for whatever reason."""
     h2d_bytes: int = 0

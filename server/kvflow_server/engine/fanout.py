@@ -16,11 +16,13 @@ from sglang.srt.runtime_context import get_parallel
 from kvflow_sdk.errors import WireError
 from kvflow_sdk.wire import ACTION_TYPE, parse_envelope
 
+from .gate import harmless
 from .messages import KVFlowStepsReq
 
 __all__ = ["merge_states", "tell_all_replicas"]
 
 
+@harmless
 def tell_all_replicas(
     tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any
 ) -> None:

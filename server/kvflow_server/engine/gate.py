@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from sglang.srt.runtime_context import get_observability, get_serving
@@ -27,12 +28,18 @@ from .metrics import HttpMetrics
 __all__ = [
     "check_in_band",
     "dropped",
+    "harmless",
     "intake",
     "is_ours",
     "prewarms",
     "refuse",
     "refused",
 ]
+
+logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 refused: Counter[str] = Counter()
 """Out-of-band messages that were refused, by the field that was wrong."""
@@ -74,6 +81,24 @@ def intake() -> Intake:
 def prewarms() -> bool:
     """Whether this server computes prompts before their agents run."""
     return EngineConfig.from_env().prewarm.enabled
+
+
+def harmless(hook: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """A hook of this process that never raises: what it could not do is counted and
+    logged once, and the call goes on as SGLang's (None changes nothing)."""
+
+    @wraps(hook)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        try:
+            return hook(*args, **kwargs)
+        except WireError as error:
+            dropped.record_error(error)
+        except Exception as error:
+            dropped.record("internal", f"{type(error).__name__}: {error}")
+            logger.debug("KVFlow hook failed", exc_info=True)
+        return None
+
+    return guarded
 
 
 def is_ours(action: Any) -> bool:

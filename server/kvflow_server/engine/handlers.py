@@ -33,14 +33,15 @@ def add_handlers(_result: object, scheduler: Any) -> None:
     def prewarm(request: KVFlowPrewarmReq) -> None:
         cache = scheduler.tree_cache
         if isinstance(cache, KVFlowCache):
-            with cache.overhead:
+            with cache.guard:
                 cache.prewarmer.take(request)
 
     def state(request: KVFlowStateReq) -> KVFlowStateReqOutput:
         cache = scheduler.tree_cache
         known = {}
         if isinstance(cache, KVFlowCache):
-            known = describe(cache, clients=request.clients, ids=request.ids)
+            with cache.guard:
+                known = describe(cache, clients=request.clients, ids=request.ids)
         return KVFlowStateReqOutput(state=known)
 
     scheduler._request_dispatcher += TypeBasedDispatcher(
@@ -58,7 +59,7 @@ def append_tick(aborts: list[Any], scheduler: Any, *_args: Any, **_kwargs: Any) 
     cache = scheduler.tree_cache
     if not isinstance(cache, KVFlowCache):
         return
-    with cache.overhead:
+    with cache.guard:
         now = time.monotonic()
         running = scheduler.running_batch.reqs
         busy = bool(cache.loads.active or scheduler.waiting_queue or running)
@@ -74,7 +75,7 @@ def take_ticks(
     cache = scheduler.tree_cache
     if not isinstance(cache, KVFlowCache):
         return
-    with cache.overhead:
+    with cache.guard:
         for tick in [item for item in recv_reqs if isinstance(item, KVFlowTick)]:
             cache.clock.advance(tick.now)
             recv_reqs.remove(tick)

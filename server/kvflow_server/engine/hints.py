@@ -95,7 +95,7 @@ def _learned_tokens(cache: KVFlowCache, req: Any, update: StepUpdate) -> int:
     assert update.agent is not None
     ids = req.origin_input_ids
     tokens = ids if isinstance(ids, array) else array("q", ids)
-    with cache.overhead:
+    with cache.guard:
         learned = cache.learner.observe(update.client, update.agent, tokens)
     if learned or update.fixed is None or update.fixed.tokens is None:
         return learned

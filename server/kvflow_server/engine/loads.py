@@ -41,6 +41,11 @@ class LoadTracker:
         return bool(self._operations)
 
     @property
+    def joining(self) -> bool:
+        """Whether the batch being built has yet to ask what it waits for."""
+        return self._join is not None
+
+    @property
     def in_flight(self) -> int:
         """Copies that KVFlow started and nobody has joined yet."""
         return len(self._operations)
@@ -114,10 +119,14 @@ class LoadTracker:
             return None
         last = self._operations.index(self._join)
         producer = self._join.producer
-        self._join = None
         for operation in self._operations[: last + 1]:
             self._settle(operation)
+        self._join = None
         return producer
+
+    def abandon_join(self) -> None:
+        """The batch waits for nothing."""
+        self._join = None
 
     def clear(self) -> None:
         self._operations.clear()

@@ -120,6 +120,7 @@ _GAUGES = {
     "runs": "Live workflow runs.",
     "agents": "Distinct agents of live runs, by client.",
     "prompts": "Fixed prompts in the tree.",
+    "overhead_p99_seconds": "99th percentile of what KVFlow adds to a scheduler pass.",
     "bus_bytes_per_second": "Measured on copies from host memory; 0: not yet.",
 }
 
@@ -173,7 +174,11 @@ class Publisher:
         while counters.latencies:
             self._latency.observe(counters.latencies.popleft())
         sizes = {**self._cache.table.counts(), "prompts": len(self._cache.prompts)}
-        values = {**sizes, "bus_bytes_per_second": self._cache.bus_bytes_per_s or 0}
+        values = {
+            **sizes,
+            "bus_bytes_per_second": self._cache.bus_bytes_per_s or 0,
+            "overhead_p99_seconds": self._cache.overhead.p99_s,
+        }
         for name, gauge in self._gauges.items():
             gauge.set(values[name])
 

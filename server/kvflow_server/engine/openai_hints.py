@@ -6,10 +6,7 @@ cannot be used is dropped, counted and logged once, and the call is served as it
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
@@ -24,7 +21,7 @@ from kvflow_sdk.wire import (
 )
 
 from .boundary import BoundaryCache, chat_boundary, default_mark, text_boundary
-from .gate import check_in_band, dropped, is_ours
+from .gate import check_in_band, dropped, harmless, is_ours
 
 __all__ = [
     "after_chat",
@@ -34,28 +31,10 @@ __all__ = [
     "text_prompt",
 ]
 
-logger = logging.getLogger(__name__)
-
 _boundaries = BoundaryCache()
 
-_F = TypeVar("_F", bound=Callable[..., None])
 
-
-def _harmless(hook: _F) -> _F:
-    @wraps(hook)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        try:
-            hook(*args, **kwargs)
-        except WireError as error:
-            dropped.record_error(error)
-        except Exception as error:
-            dropped.record("internal", f"{type(error).__name__}: {error}")
-            logger.debug("KVFlow hook failed", exc_info=True)
-
-    return guarded  # type: ignore[return-value]
-
-
-@_harmless
+@harmless
 def after_chat(
     result: Any, serving: Any, request: Any, raw_request: Any = None
 ) -> None:
@@ -105,7 +84,7 @@ def _chat_tokens(
     )
 
 
-@_harmless
+@harmless
 def after_completion(
     result: Any, _serving: Any, _request: Any, raw_request: Any = None
 ) -> None:
@@ -116,7 +95,7 @@ def after_completion(
         result[0].kv_hints = to_envelope([update])
 
 
-@_harmless
+@harmless
 def after_tokenize(
     tokenized: Any, manager: Any, _obj: Any, input_text: Any, *_args: Any, **_kw: Any
 ) -> None:

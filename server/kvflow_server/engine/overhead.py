@@ -55,6 +55,11 @@ class Overhead:
             self._buckets[bound] = self._buckets.get(bound, 0) + 1
             self.max_ns = max(self.max_ns, spent)
 
+    @property
+    def p99_s(self) -> float:
+        """What 99 of 100 passes stay within, seconds."""
+        return quantile(self._buckets, 0.99) / 1e9
+
     def as_dict(self) -> dict[str, object]:
         """JSON values, in microseconds; `buckets_us` are (upper bound, passes)."""
         return {

@@ -41,9 +41,8 @@ class KVFlowPrefillAdder(PrefillAdder):
         if is_prewarm(req):
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
         cache = self.tree_cache
+        verdict, operations = self._look_at(req)
         with cache.overhead:
-            operations = cache.loads.on_path(cache.path_of(req))
-            verdict = self._decide(req, operations)
             if verdict in (Verdict.SKIP, Verdict.LOAD_AND_SKIP):
                 return self._skip(req, load=verdict is Verdict.LOAD_AND_SKIP)
             recomputed = 0
@@ -52,11 +51,35 @@ class KVFlowPrefillAdder(PrefillAdder):
                 req.best_match_node = req.last_node
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         if self.can_run_list and self.can_run_list[-1] is req:
-            with cache.overhead:
+            self._join(req, operations)
+            with cache.guard:
                 cache.counters.recompute_tokens += recomputed
                 note_admission(cache, req, recomputed)
-                self._note_admission(req, operations)
+                self._note_admission(req)
         return result
+
+    def _look_at(self, req: Any) -> tuple[Verdict, list[Any]]:
+        """What to do with the request, and the copies in flight that it needs."""
+        cache = self.tree_cache
+        with cache.guard:
+            operations = cache.loads.on_path(cache.path_of(req))
+            return self._decide(req, operations), operations
+        # What its path waits for is unknown, so let it wait for nothing.
+        cache.drain_loads()
+        return Verdict.ADMIT, []
+
+    def _join(self, req: Any, operations: list[Any]) -> None:
+        """The batch waits for these copies layer by layer."""
+        cache = self.tree_cache
+        if not operations:
+            return
+        with cache.guard:
+            cache.counters.late_join_tokens += sum(
+                len(node.key) for node in cache.path_of(req) if state_of(node).load
+            )
+            cache.loads.join(operations)
+            return
+        cache.drain_loads()
 
     def _decide(self, req: Any, operations: list[Any]) -> Verdict:
         cache = self.tree_cache
@@ -106,18 +129,13 @@ class KVFlowPrefillAdder(PrefillAdder):
             return True
         return self.waiting_queue_len > 1 and not self.tree_cache.starved
 
-    def _note_admission(self, req: Any, operations: list[Any]) -> None:
+    def _note_admission(self, req: Any) -> None:
         cache = self.tree_cache
         cache.prefetcher.note_use(cache.path_of(req))
         tag = tag_of(req)
         req.kvflow_skips = 0
         if tag is not None and req.host_loaded_length:
             cache.prefetcher.accounts.missed(tag.owner.client, tag.owner.agent)
-        if operations:
-            cache.counters.late_join_tokens += sum(
-                len(node.key) for node in cache.path_of(req) if state_of(node).load
-            )
-            cache.loads.join(operations)
 
     def _skip(self, req: Any, *, load: bool) -> AddReqResult:
         cache = self.tree_cache
@@ -143,7 +161,7 @@ def tag_request(
     cache = scheduler.tree_cache
     if not isinstance(cache, KVFlowCache):
         return
-    with cache.overhead:
+    with cache.guard:
         if is_prewarm(req):
             req.kvflow_tag = cache.prewarmer.tag_of(req.rid)
             req.finished_output = True  # nobody waits for one
@@ -165,9 +183,12 @@ def after_pass(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     to_run = plan.batch_to_run if plan.batch_to_run is not plan.running_batch else None
     batch = to_run.reqs if to_run is not None else []
     waiting = scheduler.waiting_queue
-    with cache.overhead:
+    with cache.guard:
         cache.prewarmer.withdraw(waiting)
         cache.prewarmer.note_pass(busy=_serves([*running, *batch, *waiting]))
+        if cache.copy_ended:
+            # A full batch was so with the memory that the copy held.
+            plan.running_batch.batch_is_full = cache.copy_ended = False
         cache.starved = not batch and not running and bool(waiting)
         cache.expire_when_due()
         cache.speeds.pass_ended(plan.batch_to_run)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvflow_sdk.wire import StepUpdate
+from kvflow_sdk.wire import StepUpdate, shown_client
 
 __all__ = ["Changes", "Outcome", "StepLimits", "StepTable"]
 
@@ -284,14 +284,17 @@ class StepTable:
                 for agent, steps in run.steps.items():
                     counts = nearest.setdefault(agent, {})
                     counts[steps] = counts.get(steps, 0) + 1
-            assert nearest == client.nearest, f"step index of {name} is off"
+            shown = shown_client(name)
+            assert nearest == client.nearest, f"step index of {shown} is off"
             remaining = Counter(
                 max(run.steps.values(), default=0) for run in client.runs.values()
             )
-            assert remaining == client.remaining, f"what {name}'s runs have left is off"
+            assert remaining == client.remaining, (
+                f"what {shown}'s runs have left is off"
+            )
             entries = sum(len(run.steps) for run in client.runs.values())
-            assert entries == client.entries, f"entries of {name} are off"
-            assert not client.runs.keys() & client.ended.keys(), name
+            assert entries == client.entries, f"entries of {shown} are off"
+            assert not client.runs.keys() & client.ended.keys(), shown
 
     def _set_run(self, client: _Client, update: StepUpdate, now: float) -> None:
         entry, shift = client.entry, client.shift

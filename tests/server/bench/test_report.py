@@ -29,7 +29,14 @@ RESULTS = {
     "hicache": [workflow(3), workflow(4)],
     "kvflow": [workflow(2), workflow(2)],
 }
-COUNTERS = {"kvflow": {"prefetch_tokens": 1024.0, "late_join_tokens": 12.0}}
+COUNTERS = {
+    "kvflow": {
+        "prefetch_tokens": 1024.0,
+        "late_join_tokens": 12.0,
+        "d2h_tokens": 2.0,
+        "d2h_bytes": 512.0,
+    }
+}
 
 
 def test_the_json_has_the_promised_fields(tmp_path: Path) -> None:
@@ -58,6 +65,8 @@ def test_the_json_has_the_promised_fields(tmp_path: Path) -> None:
     assert read["outputs_identical"] is True
     assert read["spread"]["kvflow_over_hicache"]["max"] == 2
     assert read["systems"]["kvflow"]["counters"] == COUNTERS["kvflow"]
+    down = COUNTERS["kvflow"]["d2h_bytes"]
+    assert read["d2h_bytes_per_workflow"] == {"kvflow": down}
     assert read["settings"]["fixed"] == 1024
 
 

@@ -47,6 +47,7 @@ FLAGS = {
     "max_total_tokens": 600,
     "chunked_prefill_size": 192,
     "context_length": 512,
+    "log_level": "info",  # an Engine's own is error: nothing would be said
 }
 
 

@@ -173,7 +173,9 @@ def test_new_weights_answer_with_nothing_of_the_old(
 def test_retraction_under_memory_pressure_changes_no_answer(
     server: Server, truth: Server, caller: Caller
 ) -> None:
-    # Two are let in, by an estimate, that do not fit once they have written it all.
+    # Two are let in, by an estimate (0.7 of an answer), that do not fit once they have
+    # written it all.
+    output = 480
     prompts = [caller.prompt(FIXED + 8) for _ in range(4)]
     before = server.log_count("Retract requests")
     lock = threading.Lock()
@@ -181,13 +183,13 @@ def test_retraction_under_memory_pressure_changes_no_answer(
     def ask(prompt: list[int]) -> Answer:
         with lock:
             envelope = hints(caller, "writer")
-        return server.ask(prompt, envelope, output=600)
+        return server.ask(prompt, envelope, output=output)
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(ask, prompts))
     assert server.log_count("Retract requests") > before
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert truth.ask(prompt, output=600).agrees_with(answer)
+        assert truth.ask(prompt, output=output).agrees_with(answer)
     assert server.settle()["integrity"] == "ok"
 
 

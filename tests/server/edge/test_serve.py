@@ -98,11 +98,20 @@ def test_sglangs_other_name_for_a_flag_counts_as_given() -> None:
 
 def test_flags_in_a_config_file_count_as_given(tmp_path: Path) -> None:
     config = tmp_path / "sglang.yaml"
-    config.write_text("model_path: m\nmax-total-tokens: 5\nsleep-on-idle: false\n")
+    config.write_text("model-path: m\nmax-total-tokens: 5\nsleep-on-idle: false\n")
     made = flags(plan_of("--config", str(config)))
     assert "--model-path" not in made
     assert "--max-total-tokens" not in made
     assert "--sleep-on-idle" in made
+
+
+def test_a_config_file_says_what_sglang_reads_in_it(tmp_path: Path) -> None:
+    # SGLang refuses `--model_path`; taking it for given would only hide why.
+    config = tmp_path / "sglang.yaml"
+    config.write_text("model_path: m\n")
+    assert "--model-path" in flags(plan_of("--config", str(config)))
+    config.write_text("")
+    assert "--model-path" in flags(plan_of("--config", str(config)))
 
 
 @pytest.mark.parametrize("content", [None, "- a list", "a: [unclosed"])
