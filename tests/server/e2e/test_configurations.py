@@ -149,6 +149,9 @@ def test_steps_reach_the_whole_server_and_a_flush_empties_it(
 
 
 @pytest.mark.full
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="SGLang's LoRA pins memory, which needs a GPU"
+)
 def test_lora_adapters_do_not_share_a_prompt(
     serve: Serve, caller: Caller, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from kvflow_sdk import wire
 from kvflow_sdk.wire import FixedMark, StepUpdate
 
 if TYPE_CHECKING:
-    from conftest import Answer, Caller, Server
+    from conftest import Answer, Caller, Fleet, Server
 
 pytestmark = [pytest.mark.sglang, pytest.mark.server, pytest.mark.full]
 
@@ -238,3 +238,22 @@ def test_updates_that_are_lost_repeated_and_overtaken_end_as_the_newest_says(
     server.send(caller.update(final=True))
     server.send(*said)
     assert server.client(caller.id)["runs"] == {}
+
+
+def test_hits_return_after_the_server_was_killed_and_started_again(
+    fleet: Fleet, caller: Caller
+) -> None:
+    prompt = caller.prompt(FIXED)
+    before = fleet["kvflow"]
+    call(before, caller, "planner", [*prompt, *caller.prompt(4)])
+    before.process.kill()
+    server = fleet["kvflow"]
+    # The client knows nothing of it and goes on with its run.
+    first, again = (
+        call(server, caller, "planner", [*prompt, *caller.prompt(4)])[1]
+        for _ in range(2)
+    )
+    assert first.device + first.host == 0
+    assert again.device + again.host >= FIXED
+    assert server.client(caller.id)["runs"] == {caller.run: {"planner": 0}}
+    assert_sound(server)
