@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sglang.srt.mem_cache.unified_cache.component_type import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
@@ -63,47 +62,10 @@ class KVFlowFullComponent(FullComponent):
         self._evict_device_last_node = None
 
     def displaceable(self, ceiling: EvictionKey, beneficiary: str, enough: int) -> int:
-        """Tokens that `evict_below` would free, counted up to `enough`.
-
-        Evicts nothing: a prefetch that does not fit must not cost anyone anything.
-        """
-        tree = self.tree_core
-        if tree.is_write_back:
+        """Tokens that `evict_below` would free, counted up to `enough`."""
+        if self.tree_core.is_write_back:
             return 0  # evicting there waits for a copy to host memory
-        tree.settle()
-        freed = 0
-        gone: set[int] = set()
-        for entry in tree.evictable_device_leaves.order:
-            if freed >= enough or entry >= ceiling:
-                break
-            node = entry[-1]
-            while freed < enough and tree.entry_of(node) < ceiling:
-                freed += len(node.key)
-                gone.add(node.id)
-                node = node.parent
-                if not _becomes_leaf(node, gone):
-                    break
-        return freed + self._excess_of_others(beneficiary, ceiling, enough - freed)
-
-    def _excess_of_others(
-        self, beneficiary: str, ceiling: EvictionKey, enough: int
-    ) -> int:
-        """The same of what clients hold above their shares."""
-        tree = self.tree_core
-        freed = 0
-        for client, excess in tree.protection.excesses():
-            if freed >= enough:
-                break
-            if client == beneficiary:
-                continue
-            wanted = min(excess, enough - freed)
-            for entry in tree.evictable_device_leaves.order.of(client):
-                if wanted <= 0:
-                    break
-                if entry >= ceiling:  # the others are counted already
-                    tokens = min(len(entry[-1].key), wanted)
-                    freed, wanted = freed + tokens, wanted - tokens
-        return freed
+        return self.tree_core.displaceable(ceiling, beneficiary, enough)
 
     def _evict_device_next_node(
         self,
@@ -121,8 +83,8 @@ class KVFlowFullComponent(FullComponent):
             leaves.set_aside(last)
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
-        entry = leaves.order.first(tree.protection, self._beneficiary)
-        if entry is None or (self._ceiling is not None and entry >= self._ceiling):
+        entry = tree.next_victim(self._ceiling, self._beneficiary)
+        if entry is None:
             return None
         node = self._evict_device_last_node = entry[-1]
         self.evicted_tokens[entry[0]] += len(node.key)
@@ -171,12 +133,3 @@ class KVFlowFullComponent(FullComponent):
         if freed[0] and self.on_evict is not None:
             self.on_evict(node, freed[0])
         return freed
-
-
-def _becomes_leaf(node: Any, gone: set[int]) -> bool:
-    """Whether eviction may go on with `node` once the nodes `gone` are evicted."""
-    return (
-        node.parent is not None
-        and not node.component_data[BASE_COMPONENT_TYPE].lock_ref
-        and all(child.evicted or child.id in gone for child in node.children.values())
-    )

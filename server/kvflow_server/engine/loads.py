@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .tree import LoadOperation, state_of
+from .node import LoadOperation, state_of
 
 if TYPE_CHECKING:
     from .cache import KVFlowCache

@@ -15,7 +15,7 @@ from kvflow_server.policy.prefetch import (
 from kvflow_server.policy.priority import EvictionClass, EvictionKey
 
 from .config import Mode
-from .tree import state_of
+from .node import state_of
 
 if TYPE_CHECKING:
     from .cache import KVFlowCache

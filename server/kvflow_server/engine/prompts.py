@@ -8,7 +8,8 @@ from typing import Any
 
 from kvflow_server.policy.priority import prompt_rank
 
-from .tree import KVFlowTreeCore, PromptHandle
+from .node import PromptHandle
+from .order import TreeOrder
 
 __all__ = ["PromptRegistry"]
 
@@ -21,7 +22,7 @@ class PromptRegistry:
     """
 
     def __init__(
-        self, tree: KVFlowTreeCore, prompts_per_agent: int, agents_per_client: int
+        self, tree: TreeOrder, prompts_per_agent: int, agents_per_client: int
     ) -> None:
         self._tree = tree
         self._cap = prompts_per_agent

@@ -10,8 +10,7 @@ from sglang.srt.managers.schedule_policy import (
     PrefillAdder,
 )
 
-from kvflow_server.policy.admission import PathStatus, Verdict, decide
-from kvflow_server.policy.estimates import computing_is_quicker
+from kvflow_server.policy.admission import Verdict
 
 from .accounts import note_admission, note_skip
 from .cache import KVFlowCache
@@ -20,6 +19,7 @@ from .metrics import publish_when_due
 from .prewarming import is_prewarm
 from .states import read_early
 from .tree import state_of
+from .verdict import verdict_on
 
 __all__ = [
     "KVFlowPrefillAdder",
@@ -82,29 +82,15 @@ class KVFlowPrefillAdder(PrefillAdder):
         cache.drain_loads()
 
     def _decide(self, req: Any, operations: list[Any]) -> Verdict:
-        cache = self.tree_cache
-        if not cache.config.mode.prefetches:
-            return Verdict.ADMIT
-        worth_loading = req.host_hit_length >= cache.load_back_threshold
-        if not operations and not worth_loading:
-            return Verdict.ADMIT
         wanted = len(req.full_untruncated_fill_ids) - req.prefix_len
-        status = PathStatus(
+        return verdict_on(
+            self.tree_cache,
             loading=sum(operation.tokens for operation in operations),
-            backed_up=req.host_hit_length if worth_loading else 0,
-        )
-        return decide(
-            status,
-            other_ready=self._other_ready(),
-            room=self._has_room(req, wanted),
-            computing_is_quicker=computing_is_quicker(
-                copied=status.backed_up,
-                computed=wanted - status.backed_up,
-                bus=cache.speeds.bus.value,
-                prefill=cache.speeds.prefill.value,
-            ),
+            host_hit=req.host_hit_length,
+            wanted=wanted,
+            other_ready=self._other_ready,
+            room=lambda: self._has_room(req, wanted),
             skips=getattr(req, "kvflow_skips", 0),
-            limit=cache.config.max_skips,
         )
 
     def _has_room(self, req: Any, wanted: int) -> bool:

@@ -12,32 +12,29 @@ says about its prompts changes; each of these rekeys the leaf on the spot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
     UnifiedTreeCore,
     UnifiedTreeNode,
 )
 
-from kvflow_server.policy.priority import Order, Owner, Rank, Use, suffix_rank
 from kvflow_server.policy.states import StateLedger
-from kvflow_server.policy.steps import StepTable
-from kvflow_server.policy.victims import Entry, Protection, Subtree
 
-from .index import LeafSet, Writers
+from .index import LeafSet
 from .integrity import check_tree
 from .node import LoadOperation, NodeState, PromptHandle, state_of
+from .order import TreeOrder
 
 __all__ = ["KVFlowTreeCore", "LoadOperation", "NodeState", "PromptHandle", "state_of"]
 
 
-class KVFlowTreeCore(UnifiedTreeCore):
+class KVFlowTreeCore(TreeOrder, UnifiedTreeCore):
     """`UnifiedTreeCore` with fixed prompts on its nodes and its leaves in order."""
 
-    evictable_device_leaves: LeafSet
-    evictable_host_leaves: LeafSet
     suffix_hits: float = 1
     """While the suffix of a tagged request is being inserted: uses after which it goes
     to host memory. 1 is at once, as everything else does."""
@@ -45,21 +42,11 @@ class KVFlowTreeCore(UnifiedTreeCore):
     """In debug mode: what becomes of every node's state."""
 
     def __init__(self, params: Any, components: Any) -> None:
-        self.table = StepTable()
-        self.order = Order.RECENCY
-        self.protection = Protection()
-        self.writers = Writers()
-        self.prompt_gone: Callable[[PromptHandle], None] = lambda handle: None
-        """Called when a prompt's node has left the tree."""
-        self.settle: Callable[[], None] = lambda: None
-        """Called before victims are chosen: brings keys up to date with the table."""
-        super().__init__(params, components)
+        TreeOrder.__init__(self)
+        UnifiedTreeCore.__init__(self, params, components)
 
-    def use_order(self, table: StepTable, order: Order, cap: float) -> None:
-        """Order eviction so; `cap` tokens of a client are protected at most. To be
-        called while the tree is empty."""
-        self.table, self.order = table, order
-        self.protection = Protection(cap)
+    def locked(self, node: UnifiedTreeNode) -> bool:
+        return bool(node.component_data[BASE_COMPONENT_TYPE].lock_ref)
 
     def reset(self) -> None:
         super().reset()
@@ -69,27 +56,6 @@ class KVFlowTreeCore(UnifiedTreeCore):
         self.writers.clear()
 
     # The order of the leaves.
-
-    def rank_of(self, node: UnifiedTreeNode) -> Rank:
-        state = state_of(node)
-        if state.subtree is not None:
-            return state.subtree.nearest
-        return suffix_rank(self.table, self.order, state.owner, state.use)
-
-    def entry_of(self, node: UnifiedTreeNode) -> Entry:
-        """The node's place in the order, whether it is in it or not."""
-        subtree = state_of(node).subtree
-        client = subtree.client if subtree is not None else None
-        rank = self.rank_of(node)
-        return (*rank, node.last_access_time, node.id, client, node)
-
-    def rekey(self, node: UnifiedTreeNode) -> None:
-        """What the node's key depends on has changed. O(log leaves)."""
-        if state_of(node).entry is not None:
-            if node in self.evictable_device_leaves:
-                self.evictable_device_leaves.rekey(node)
-            else:
-                self.evictable_host_leaves.rekey(node)
 
     def _touch_node(self, node: UnifiedTreeNode) -> None:
         super()._touch_node(node)
@@ -111,25 +77,7 @@ class KVFlowTreeCore(UnifiedTreeCore):
         if node in self.evictable_host_leaves and not node.evicted:
             self.evictable_host_leaves.discard(node)
         super()._update_evictable_leaf_sets(node)
-        self._charge(node)
-
-    def _charge(self, node: UnifiedTreeNode) -> None:
-        """Count the node's tokens for the one client whose prompts need it, if it is
-        on the device."""
-        state = state_of(node)
-        payer, tokens = None, 0
-        if state.subtree is not None and not node.evicted:
-            payer = state.subtree.client
-            tokens = len(node.key) if payer is not None else 0
-        if payer == state.payer:
-            if tokens != state.charged and payer is not None:
-                self.protection.change(payer, tokens - state.charged)
-        else:
-            if state.payer is not None:
-                self.protection.change(state.payer, -state.charged)
-            if payer is not None:
-                self.protection.change(payer, tokens)
-        state.payer, state.charged = payer, tokens
+        self.charge(node)
 
     # Birth, split and death of nodes.
 
@@ -146,7 +94,7 @@ class KVFlowTreeCore(UnifiedTreeCore):
         new_node, action = super()._split_node(key, child, split_len)
         state_of(new_node).inherit(state_of(child))
         self.writers.assign(new_node, state_of(child).writer)
-        self._charge(new_node)
+        self.charge(new_node)
         self.rekey(child)
         if self.ledger is not None:
             self.ledger.split(child.id, new_node.id)
@@ -179,60 +127,6 @@ class KVFlowTreeCore(UnifiedTreeCore):
             return bool(node.hit_count >= self.suffix_hits)
         return wanted
 
-    # Prompts and writers.
-
-    def attach(self, handle: PromptHandle) -> None:
-        """Put the handle on its node and count it on every node above. O(depth)."""
-        state_of(handle.node).add_end(handle)
-        for node in self.path_to_root(handle.node):
-            state = state_of(node)
-            if state.subtree is None:
-                state.subtree = Subtree(handle.client, handle.rank)
-            else:
-                state.subtree.add(handle.client, handle.rank)
-            self._charge(node)
-            self.rekey(node)
-
-    def detach(self, handle: PromptHandle) -> None:
-        """Take the handle off its node and every node above; its node may be gone."""
-        end, handle.node = handle.node, None
-        if end is None:
-            return
-        state_of(end).drop_end(handle)
-        for node in self.path_to_root(end):
-            state = state_of(node)
-            assert state.subtree is not None
-            if state.subtree.remove(handle.client, handle.rank):
-                state.subtree = None
-            self._charge(node)
-            self.rekey(node)
-
-    def rerank(self, handle: PromptHandle, rank: Rank, stale: dict[Any, None]) -> None:
-        """The prompt's rank is another one now. O(depth); the leaves whose key depends
-        on it go to `stale`, to be rekeyed once."""
-        old, handle.rank = handle.rank, rank
-        node = handle.node
-        if old == rank or node is None:
-            return
-        root = self.root_node
-        while node is not root:
-            state = node.kvflow
-            state.subtree.move(old, rank)
-            if state.entry is not None:
-                stale[node] = None
-            node = node.parent
-
-    def note_use(self, node: UnifiedTreeNode, owner: Owner, *, found: bool) -> None:
-        """A tagged request has written the node, which no fixed prompt needs, or has
-        `found` it in the tree."""
-        state = state_of(node)
-        if state.writer is None:
-            state.use = Use.FOREIGN if found else Use.OWN
-        elif state.writer.owner[:2] != owner[:2]:
-            state.use = Use.SHARED
-        self.writers.assign(node, self.writers.of(owner))
-        self.rekey(node)
-
     # Reading.
 
     @property
@@ -247,17 +141,6 @@ class KVFlowTreeCore(UnifiedTreeCore):
     def nodes(self) -> Iterator[UnifiedTreeNode]:
         """Every node but the root, in no particular order."""
         return (n for n in self._node_arena.values() if n is not self.root_node)
-
-    def path_to_root(self, node: UnifiedTreeNode) -> Iterator[UnifiedTreeNode]:
-        """The node and its ancestors, deepest first, without the root."""
-        while node is not self.root_node:
-            yield node
-            assert node.parent is not None
-            node = node.parent
-
-    def depth_of(self, node: UnifiedTreeNode) -> int:
-        """Tokens from the root to the node's end."""
-        return sum(len(step.key) for step in self.path_to_root(node))
 
     def walk(self, key: RadixKey) -> Iterator[UnifiedTreeNode]:
         """The nodes that `key` (page-aligned) reaches, shallow first; the last may be
