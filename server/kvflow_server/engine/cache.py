@@ -83,21 +83,18 @@ class KVFlowCache(UnifiedRadixCache):
         self._next_expiry = 0.0
         self._writing: RequestTag | None = None
         self._attached = False
-        params.component_registry_override = {
-            **(params.component_registry_override or {}),
-            ComponentType.FULL: KVFlowFullComponent,
-        }
+        ours = {ComponentType.FULL: KVFlowFullComponent}
+        params.component_registry_override = (
+            params.component_registry_override or {}
+        ) | ours
         super().__init__(params)
         cap = self.config.protected_tokens(int(self.token_to_kv_pool_allocator.size))
         self.tree_core.use_order(self.table, self.config.mode.order, cap)
         self.speeds = Speeds(self)
         self.backup = SuffixBackup(self.config.backup, self.config.backup_limits)
         self.loads = LoadTracker(self)
-        self.prompts = PromptRegistry(
-            self.tree_core,
-            self.config.prompts_per_agent,
-            self.config.steps.agents_per_client,
-        )
+        bounds = self.config.prompts_per_agent, self.config.steps.agents_per_client
+        self.prompts = PromptRegistry(self.tree_core, *bounds)
         self.prefetcher = Prefetcher(self)
         self._guard_callbacks()
         self.prewarmer = Prewarmer(self)

@@ -130,9 +130,8 @@ class StepTable:
 
     def apply(self, update: StepUpdate, now: float) -> Outcome:
         """Take in one snapshot. O(agents in it). `now` is in seconds."""
-        client = self._clients.get(update.client)
-        if client is None:
-            client = _Client(name=update.client, seen=now)
+        name = update.client
+        client = self._clients.get(name) or _Client(name=name, seen=now)
         if update.run in client.ended:
             return Outcome.STALE
         run = client.runs.get(update.run)
@@ -189,9 +188,8 @@ class StepTable:
             return "agents_per_client"
         replaced = len(run.steps) if run is not None else 0
         entries = client.entries + len(steps) - replaced
-        return (
-            "entries_per_client" if entries > self.limits.entries_per_client else None
-        )
+        full = entries > self.limits.entries_per_client
+        return "entries_per_client" if full else None
 
     def steps(self, client: str, agent: str) -> int | None:
         """Steps of the nearest live run of `client` that will reach `agent`."""
