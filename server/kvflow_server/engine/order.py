@@ -219,6 +219,14 @@ class TreeOrder:
             assert node.parent is not None
             node = node.parent
 
+    def unlocked_above(self, node: Any) -> int:
+        """Tokens above the node that are on the device and locked by nobody."""
+        return sum(
+            len(step.key)
+            for step in self.path_to_root(node.parent)
+            if not (step.evicted or self.locked(step))
+        )
+
     def depth_of(self, node: Any) -> int:
         """Tokens from the root to the node's end."""
         return sum(len(step.key) for step in self.path_to_root(node))

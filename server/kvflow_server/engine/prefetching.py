@@ -224,7 +224,8 @@ class Prefetcher:
         cache = self._cache
         room = Room(
             free=cache.token_to_kv_pool_allocator.available_size(),
-            unlocked=cache.evictable_size(),
+            # The copy locks its whole path: what is there above it, too.
+            unlocked=cache.evictable_size() - cache.tree_core.unlocked_above(nodes[-1]),
             reserve=reserve,
         )
         return room.takes(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 Make = Callable[..., Any]
@@ -247,6 +247,7 @@ _STEPS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3), max_size=4)
 
 
 @given(before=_STEPS, steps=_STEPS, reserve=st.integers(0, 80), hold=st.integers(0, 60))
+@example(before={}, steps={"a": 0, "b": 0}, reserve=33, hold=0)  # a prompt half there
 @settings(
     max_examples=40,
     deadline=None,
