@@ -17,7 +17,7 @@ from kvflow_sdk.wire import FixedMark
 if TYPE_CHECKING:
     from conftest import Caller, Serve, Server
 
-pytestmark = [pytest.mark.sglang, pytest.mark.server]
+pytestmark = [pytest.mark.sglang, pytest.mark.server, pytest.mark.full]
 TOOLS = [
     {
         "type": "function",
