@@ -66,10 +66,7 @@ WORKS: tuple[Works, ...] = (
     ),
     Works("several answers to one prompt", note="n > 1"),
     Works("streaming, abort and disconnect"),
-    Works(
-        "retraction under memory pressure",
-        note="not yet run against stock: make test-full",
-    ),
+    Works("retraction under memory pressure"),
     Works("priorities and preemption", "--enable-priority-scheduling"),
     Works("flush, pause and continue, weight update"),
     Works("sessions", note="/open_session; a mark counts in the first turn"),
