@@ -1,0 +1,1 @@
+"""A discrete-event simulator of a server, run by KVFlow's own policy."""
