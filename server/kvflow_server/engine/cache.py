@@ -13,7 +13,7 @@ every piece of it are nodes of their own::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ from .config import EngineConfig, Mode
 from .counters import Counters, DroppedMetadata
 from .guard import Guard
 from .hints import RequestTag, tag_of
-from .inserts import digest, past, up_to
+from .inserts import digest, in_pieces
 from .loads import LoadTracker
 from .metrics import Publisher
 from .overhead import Overhead
@@ -105,6 +105,7 @@ class KVFlowCache(UnifiedRadixCache):
     def _guard_callbacks(self) -> None:
         """What SGLang's own code runs into."""
         tree, full, guarded = self.tree_core, self.full_component, self.guard.wrap
+        tree.fault = self.guard.absorb
         tree.settle, tree.prompt_gone = guarded(tree.settle), guarded(tree.prompt_gone)
         if full.on_evict is not None:
             full.on_evict = guarded(full.on_evict)
@@ -210,22 +211,21 @@ class KVFlowCache(UnifiedRadixCache):
         tag = self._writing
         if tag is None:
             return super().insert(params)
-        done = 0
-        boundary = self._boundary(tag)
-        missing: list[int] = []
+        pieces: Sequence[InsertParams] = (params,)
+        suffix_hits: float = 1
         with self.guard:
+            boundary = self._boundary(tag)
             cuts = self.cuts(boundary, len(params.key))
             tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
-        for cut in missing:
-            super().insert(up_to(params, cut, done))
-            done = cut
-        if len(params.key) > boundary:
-            hits = tag.suffix_hits
-            self.tree_core.suffix_hits = (
-                self.backup.default_hits if hits is None else hits
-            )
+            if len(params.key) > boundary:
+                hits = tag.suffix_hits
+                suffix_hits = self.backup.default_hits if hits is None else hits
+            pieces = in_pieces(params, missing)
+        for piece in pieces[:-1]:
+            super().insert(piece)
+        self.tree_core.suffix_hits = suffix_hits
         try:
-            return super().insert(past(params, done))
+            return super().insert(pieces[-1])
         finally:
             self.tree_core.suffix_hits = 1
 
@@ -312,28 +312,15 @@ class KVFlowCache(UnifiedRadixCache):
         target = (available_size_targets or {}).get(ComponentType.FULL)
         while target is not None and not self.loads.starting:
             short = target[1] - self._component_available_size(target[0])
-            if short <= 0 or not self._await_oldest_copy():
+            ended = False
+            with self.guard:
+                ended = short > 0 and self.loads.await_oldest()
+            if not ended:
                 break
             rest = EvictParams(num_tokens=short)
             more = super()._evict(rest, available_size_targets, **options)
             result.num_tokens_evicted += more.num_tokens_evicted
         return result
-
-    def _await_oldest_copy(self) -> bool:
-        """Block until the oldest copy has ended and unlock what it held; False if there
-        is none. The same on all ranks: copies are acknowledged in order."""
-        controller = self.cache_controller
-        if controller is None:
-            return False
-        self.flush_pending_backups()
-        if controller.ack_load_queue:
-            self.loading_check(finish_count=1)
-        elif controller.ack_write_queue:
-            self.writing_check(finish_count=1)
-        else:
-            return False
-        self.counters.awaited_copies += 1
-        return True
 
     def init_load_back(self, params: InitLoadBackParams) -> Any:
         loaded = super().init_load_back(params)
@@ -343,11 +330,11 @@ class KVFlowCache(UnifiedRadixCache):
 
     def ready_to_load_host_cache(self) -> int:
         producer: int = super().ready_to_load_host_cache()
-        if producer >= 0:
-            self.speeds.load_started()
         joined = None
         with self.guard:
             joined = self.loads.take_join()
+            if producer >= 0:
+                self.speeds.load_started()
         if self.loads.joining:  # and cannot wait for what it would read
             self.drain_loads()
             self.loads.abandon_join()
@@ -355,10 +342,11 @@ class KVFlowCache(UnifiedRadixCache):
         return joined if producer < 0 and joined is not None else producer
 
     def loading_check(self, finish_count: int | None = None) -> None:
-        on_bus = self.speeds.loads_on_bus()
+        queue = self.cache_controller.ack_load_queue if self.cache_controller else ()
+        on_bus = tuple(queue)
         super().loading_check(finish_count)
         if on_bus:
-            self.copy_ended |= len(self.speeds.loads_on_bus()) < len(on_bus)
+            self.copy_ended |= len(queue) < len(on_bus)
             with self.guard:
                 self.speeds.loads_seen(on_bus)
         if self.loads.active:
@@ -380,12 +368,10 @@ class KVFlowCache(UnifiedRadixCache):
     def _reset_full(self) -> None:
         if self._attached:
             # Handles point into the tree that goes now; what clients said stays.
-            self.prompts.clear()
-            self.loads.clear()
-            self.speeds.clear()
-            self.prefetcher.clear()
-            if self.tree_core.ledger is not None:
-                self.tree_core.ledger.clear()
+            ours: tuple[Any, ...] = (self.prompts, self.loads, self.speeds)
+            for part in (*ours, self.prefetcher, self.tree_core.ledger or {}):
+                with self.guard:
+                    part.clear()
         super()._reset_full()
 
     def check_integrity(self) -> None:

@@ -1,7 +1,8 @@
 """The full-attention component: eviction in the order that the tree keeps.
 
 SGLang's builds a heap over all leaves for each eviction; here the leaf sets are in
-order already (`LeafSet`), so a victim costs O(log leaves) on either tier.
+order already (`LeafSet`), so a victim costs O(log leaves) on either tier. Where that
+order is `broken` and cannot be mended, SGLang's own way is gone.
 
 `load_back` evicts whatever it takes to make room. For an on-demand load that is right;
 a prefetch may displace only what comes earlier in the eviction order than what it
@@ -19,6 +20,7 @@ from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
 from kvflow_server.policy.priority import EvictionClass, EvictionKey
 from kvflow_server.policy.states import KVState
+from kvflow_server.policy.victims import Entry
 
 from .states import kv_state
 from .tree import KVFlowTreeCore
@@ -33,6 +35,8 @@ class KVFlowFullComponent(FullComponent):
     _ceiling: EvictionKey | None = None
     _beneficiary: str | None = None
     _evict_device_last_node: Any = None
+    _as_stock = False
+    """The eviction under way goes by SGLang's order."""
 
     def __init__(self, cache: Any, params: Any) -> None:
         super().__init__(cache, params)
@@ -58,6 +62,8 @@ class KVFlowFullComponent(FullComponent):
 
     def _evict_device_start(self, request_cnt: int) -> None:
         self.tree_core.settle()
+        self.tree_core.evictable_device_leaves.mend()
+        self._as_stock = False
         self._evict_device_request_cnt = request_cnt
         self._evict_device_last_node = None
 
@@ -75,6 +81,24 @@ class KVFlowFullComponent(FullComponent):
         cache_actions: list[Any],
     ) -> int | None:
         """As in `FullComponent`, but in the tree's order and never past the ceiling."""
+        leaves = self.tree_core.evictable_device_leaves
+        if not self._as_stock:
+            try:
+                victim = self._next_in_order(tracker)
+            except Exception as error:
+                leaves.give_up(error)
+            if not leaves.broken:
+                return victim
+            self._as_stock = True
+            super()._evict_device_start(self._evict_device_request_cnt)
+        if self._ceiling is not None:
+            return None  # nothing is known to come before it
+        stock: int | None = super()._evict_device_next_node(
+            tracker, device_frees, host_frees, cache_actions
+        )
+        return stock
+
+    def _next_in_order(self, tracker: dict[Any, int]) -> int | None:
         tree = self.tree_core
         leaves = tree.evictable_device_leaves
         last, self._evict_device_last_node = self._evict_device_last_node, None
@@ -92,6 +116,8 @@ class KVFlowFullComponent(FullComponent):
         return victim
 
     def _evict_device_end(self) -> None:
+        if self._as_stock:
+            super()._evict_device_end()
         self._evict_device_last_node = None
         self.tree_core.evictable_device_leaves.give_back()
 
@@ -106,13 +132,26 @@ class KVFlowFullComponent(FullComponent):
         """As in `FullComponent`, but in the tree's order."""
         self.tree_core.settle()
         leaves = self.tree_core.evictable_host_leaves
+        leaves.mend()
         while tracker[self.component_type] < num_tokens:
-            entry = leaves.order.first()
+            entry = self._first_on_host()
             if entry is None:
-                return
+                break
             self.tree_core._evict_host_leaf(
                 entry[-1], tracker, device_frees, host_frees, cache_actions
             )
+        if leaves.broken:
+            super().drive_host_eviction(
+                num_tokens, tracker, device_frees, host_frees, cache_actions
+            )
+
+    def _first_on_host(self) -> Entry | None:
+        leaves = self.tree_core.evictable_host_leaves
+        try:
+            return leaves.order.first()
+        except Exception as error:
+            leaves.give_up(error)
+        return None
 
     def evict_component(
         self,

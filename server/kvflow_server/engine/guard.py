@@ -51,6 +51,12 @@ class Guard:
         self._record(error)
         return True
 
+    def absorb(self, error: Exception) -> None:
+        """The same from a caller's ``except``, where a `with` would cost too much."""
+        if self.strict:
+            raise error
+        self._record(error)
+
     def wrap(self, callback: Callable[_P, None]) -> Callable[_P, None]:
         """The callback within the guard, for those that SGLang's code runs into."""
 

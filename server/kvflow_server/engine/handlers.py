@@ -28,7 +28,8 @@ def add_handlers(_result: object, scheduler: Any) -> None:
         if isinstance(cache, KVFlowCache):
             for update in request.updates:
                 cache.apply_update(update)
-            cache.counters.note_latency(time.monotonic() - request.received_at)
+            with cache.guard:
+                cache.counters.note_latency(time.monotonic() - request.received_at)
 
     def prewarm(request: KVFlowPrewarmReq) -> None:
         cache = scheduler.tree_cache
@@ -76,9 +77,11 @@ def take_ticks(
     if not isinstance(cache, KVFlowCache):
         return
     with cache.guard:
-        for tick in [item for item in recv_reqs if isinstance(item, KVFlowTick)]:
-            cache.clock.advance(tick.now)
+        ticks = [item for item in recv_reqs if isinstance(item, KVFlowTick)]
+        for tick in ticks:  # first of all: SGLang knows no such message
             recv_reqs.remove(tick)
+        for tick in ticks:
+            cache.clock.advance(tick.now)
         cache.prewarmer.begin(scheduler, recv_reqs)
     if scheduler._engine_paused and cache.loads.active:
         # The scheduler's loop stops before the place where copies are acknowledged.

@@ -19,14 +19,21 @@ class LeafSet(set[Any]):
 
     SGLang adds and discards; who changes what a node's key depends on says so with
     `rekey`. A node is in one tier's set at a time.
+
+    A set is SGLang's own, an order is not: what fails in keeping it goes to `fault`, and
+    from then on the set is `broken`, a set without any order, until `mend`.
     """
 
-    __slots__ = ("_aside", "_entry_of", "order")
+    __slots__ = ("_aside", "_entry_of", "_fault", "broken", "order")
 
-    def __init__(self, entry_of: Callable[[Any], Entry]) -> None:
+    def __init__(
+        self, entry_of: Callable[[Any], Entry], fault: Callable[[Exception], None]
+    ) -> None:
         super().__init__()
         self._entry_of = entry_of
+        self._fault = fault
         self._aside: list[Any] = []
+        self.broken = False
         self.order = VictimOrder()
 
     def add(self, node: Any) -> None:
@@ -44,6 +51,20 @@ class LeafSet(set[Any]):
         if state_of(node).entry is not None:
             self._leave(node)
             self._enter(node)
+
+    def give_up(self, error: Exception) -> None:
+        """The order cannot be kept any longer."""
+        self.broken = True
+        self.order = VictimOrder()
+        self._aside.clear()
+        self._fault(error)
+
+    def mend(self) -> None:
+        """Build the order anew if it is `broken`; it may break again. O(n log n)."""
+        if self.broken:
+            self.broken = False
+            for node in self:
+                self._enter(node)
 
     def set_aside(self, node: Any) -> None:
         """Keep the node in the set and out of the order: it is not to be chosen."""
@@ -66,14 +87,22 @@ class LeafSet(set[Any]):
             assert state_of(entry[-1]).entry is entry, "an entry that its node lost"
 
     def _enter(self, node: Any) -> None:
-        entry = state_of(node).entry = self._entry_of(node)
-        self.order.add(entry)
+        if self.broken:
+            return
+        try:
+            entry = state_of(node).entry = self._entry_of(node)
+            self.order.add(entry)
+        except Exception as error:
+            self.give_up(error)
 
     def _leave(self, node: Any) -> None:
         state = state_of(node)
-        if state.entry is not None:
-            self.order.remove(state.entry)
-            state.entry = None
+        entry, state.entry = state.entry, None
+        if entry is not None and not self.broken:
+            try:
+                self.order.remove(entry)
+            except Exception as error:
+                self.give_up(error)
 
 
 class Writers:

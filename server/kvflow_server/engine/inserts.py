@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
-__all__ = ["digest", "past", "prompt_digest", "up_to"]
+__all__ = ["digest", "in_pieces", "prompt_digest"]
 
 
-def up_to(params: InsertParams, cut: int, done: int) -> InsertParams:
+def in_pieces(params: InsertParams, cuts: Sequence[int]) -> list[InsertParams]:
+    """The inserts that write the same and leave a node's end at each of `cuts` (tokens,
+    ascending); to be made in order."""
+    starts = [0, *cuts]
+    pieces = [_up_to(params, end, start) for start, end in pairwise(starts)]
+    return [*pieces, _past(params, starts[-1])]
+
+
+def _up_to(params: InsertParams, cut: int, done: int) -> InsertParams:
     """The insert of [0, cut), of which [0, done) is in the tree already."""
-    return replace(past(params, done), key=params.key[:cut], value=params.value[:cut])
+    return replace(_past(params, done), key=params.key[:cut], value=params.value[:cut])
 
 
-def past(params: InsertParams, done: int) -> InsertParams:
+def _past(params: InsertParams, done: int) -> InsertParams:
     """The same insert, with [0, done) owned by the tree: neither freed as duplicate
     slots nor counted as a second use."""
     if not done:

@@ -69,18 +69,19 @@ class LoadTracker:
         if any(not (step.evicted and step.backuped) for step in missing):
             return None
         anchor = missing[0].id
+        tokens = sum(len(step.key) for step in missing)
         self.starting = True
         try:
             if not self._cache.load_back(anchor):
                 return None
         finally:
             self.starting = False
-        tokens = sum(len(step.key) for step in missing)
         operation = LoadOperation(anchor, controller.start_loading(), tokens)
-        self._cache.speeds.load_started()
+        # From here on nothing may come before the stamps.
         for step in missing:
             state_of(step).load = operation
         self._operations.append(operation)
+        self._cache.speeds.load_started()
         return operation
 
     def reap(self, unacknowledged: Iterable[int]) -> None:
@@ -128,18 +129,35 @@ class LoadTracker:
         """The batch waits for nothing."""
         self._join = None
 
+    def await_oldest(self) -> bool:
+        """Block until the oldest copy, to the device or to host memory, has ended and
+        unlock what it held; False if there is none. The same on all ranks: copies are
+        acknowledged in order."""
+        cache, controller = self._cache, self._cache.cache_controller
+        if controller is None:
+            return False
+        cache.flush_pending_backups()
+        if controller.ack_load_queue:
+            cache.loading_check(finish_count=1)
+        elif controller.ack_write_queue:
+            cache.writing_check(finish_count=1)
+        else:
+            return False
+        cache.counters.awaited_copies += 1
+        return True
+
     def clear(self) -> None:
         self._operations.clear()
         self._join = None
         self.demand.clear()
 
     def _settle(self, operation: LoadOperation) -> None:
-        self._operations.remove(operation)
         tree = self._cache.tree_core
         node = tree.find_node(operation.anchor)
         for step in tree.path_to_root(node) if node is not None else ():
             if state_of(step).load is operation:
                 state_of(step).load = None
+        self._operations.remove(operation)
 
 
 _STOCK_PRODUCERS = 3

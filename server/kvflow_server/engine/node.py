@@ -127,9 +127,9 @@ class NodeState:
 
     def inherit(self, below: NodeState) -> None:
         """The node was split off the upper end of one with the state `below`."""
+        self.load = below.load  # first: what is LOADING is so whatever fails here
         self.subtree = below.subtree.copy() if below.subtree is not None else None
         self.use = below.use
-        self.load = below.load
         self.prefetched = below.prefetched
 
 

@@ -44,6 +44,8 @@ class TreeOrder:
         """Called when a prompt's node has left the tree."""
         self.settle: Callable[[], None] = lambda: None
         """Called before victims are chosen: brings keys up to date with the table."""
+        self.fault: Callable[[Exception], None] = _raise
+        """Called with what fails in here while the tree's owner is at work on it."""
 
     def locked(self, node: Any) -> bool:
         """Whether a request or a copy needs the node on the device."""
@@ -60,6 +62,10 @@ class TreeOrder:
         if state.subtree is not None:
             return state.subtree.nearest
         return suffix_rank(self.table, self.order, state.owner, state.use)
+
+    def leaf_set(self) -> LeafSet:
+        """An empty one, in this order."""
+        return LeafSet(self.entry_of, lambda error: self.fault(error))
 
     def entry_of(self, node: Any) -> Entry:
         """The node's place in the order, whether it is in it or not."""
@@ -230,3 +236,7 @@ class TreeOrder:
     def depth_of(self, node: Any) -> int:
         """Tokens from the root to the node's end."""
         return sum(len(step.key) for step in self.path_to_root(node))
+
+
+def _raise(error: Exception) -> None:
+    raise error

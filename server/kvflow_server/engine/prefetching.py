@@ -129,7 +129,8 @@ class Prefetcher:
         """
         loads = self._cache.loads
         served = True
-        for node_id, owner in loads.demand.values():
+        demand, loads.demand = loads.demand, {}
+        for node_id, owner in demand.values():
             node = self._cache.tree_core.find_node(node_id)
             missing = self._cache.missing_on_device(node) if node is not None else []
             if not missing:
@@ -141,7 +142,6 @@ class Prefetcher:
             self._cache.counters.load_on_demand_tokens += operation.tokens
             if owner is not None:
                 self.accounts.missed(*owner)
-        loads.demand.clear()
         return served
 
     def _plan(self, busy: Collection[tuple[str, str]], reserve: int) -> None:

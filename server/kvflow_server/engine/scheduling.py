@@ -42,13 +42,14 @@ class KVFlowPrefillAdder(PrefillAdder):
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
         cache = self.tree_cache
         verdict, operations = self._look_at(req)
-        with cache.overhead:
-            if verdict in (Verdict.SKIP, Verdict.LOAD_AND_SKIP):
+        if verdict in (Verdict.SKIP, Verdict.LOAD_AND_SKIP):
+            with cache.guard:
                 return self._skip(req, load=verdict is Verdict.LOAD_AND_SKIP)
-            recomputed = 0
-            if verdict in (Verdict.RECOMPUTE, Verdict.JOIN_AND_RECOMPUTE):
-                recomputed, req.host_hit_length = req.host_hit_length, 0
-                req.best_match_node = req.last_node
+            cache.drain_loads()
+        recomputed = 0
+        if verdict in (Verdict.RECOMPUTE, Verdict.JOIN_AND_RECOMPUTE):
+            recomputed, req.host_hit_length = req.host_hit_length, 0
+            req.best_match_node = req.last_node
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         if self.can_run_list and self.can_run_list[-1] is req:
             self._join(req, operations)
@@ -197,7 +198,8 @@ def before_flush(scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     refuse to flush for their sake; also while paused, when nothing polls them."""
     cache = scheduler.tree_cache
     if isinstance(cache, KVFlowCache):
-        cache.drain_loads()
+        with cache.guard:
+            cache.drain_loads()
 
 
 def _serves(requests: list[Any]) -> bool:

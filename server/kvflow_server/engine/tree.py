@@ -8,6 +8,10 @@ these four are all the places that keep the state right.
 The evictable leaves of both tiers are kept in the order of their keys (`LeafSet`). A
 leaf's key changes when it is touched, when it changes hands, and when what the client
 says about its prompts changes; each of these rekeys the leaf on the spot.
+
+SGLang is in the midst of its own work when it calls the methods here, so what fails in
+KVFlow's part of them goes to `fault` and no further. Not by a `with`: some of them run
+for every node that a request touches, and a `try` costs nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +27,9 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
 )
 
 from kvflow_server.policy.states import StateLedger
+from kvflow_server.policy.victims import Protection
 
-from .index import LeafSet
+from .index import Writers
 from .integrity import check_tree
 from .node import LoadOperation, NodeState, PromptHandle, state_of
 from .order import TreeOrder
@@ -50,16 +55,19 @@ class KVFlowTreeCore(TreeOrder, UnifiedTreeCore):
 
     def reset(self) -> None:
         super().reset()
-        self.evictable_device_leaves = LeafSet(self.entry_of)
-        self.evictable_host_leaves = LeafSet(self.entry_of)
-        self.protection.clear()
-        self.writers.clear()
+        self.evictable_device_leaves = self.leaf_set()
+        self.evictable_host_leaves = self.leaf_set()
+        self.protection = Protection(self.protection.cap)
+        self.writers = Writers()
 
     # The order of the leaves.
 
     def _touch_node(self, node: UnifiedTreeNode) -> None:
         super()._touch_node(node)
-        self.rekey(node)
+        try:
+            self.rekey(node)
+        except Exception as error:
+            self.fault(error)
 
     def _match_post_processor(
         self, params: Any, value: Any, best_match_node: Any, *args: Any, **kwargs: Any
@@ -67,8 +75,11 @@ class KVFlowTreeCore(TreeOrder, UnifiedTreeCore):
         result = super()._match_post_processor(
             params, value, best_match_node, *args, **kwargs
         )
-        for node in self.path_to_root(best_match_node):
-            self.rekey(node)
+        try:
+            for node in self.path_to_root(best_match_node):
+                self.rekey(node)
+        except Exception as error:
+            self.fault(error)
         return result
 
     def _update_evictable_leaf_sets(self, node: UnifiedTreeNode) -> None:
@@ -77,7 +88,10 @@ class KVFlowTreeCore(TreeOrder, UnifiedTreeCore):
         if node in self.evictable_host_leaves and not node.evicted:
             self.evictable_host_leaves.discard(node)
         super()._update_evictable_leaf_sets(node)
-        self.charge(node)
+        try:
+            self.charge(node)
+        except Exception as error:
+            self.fault(error)
 
     # Birth, split and death of nodes.
 
@@ -92,22 +106,28 @@ class KVFlowTreeCore(TreeOrder, UnifiedTreeCore):
         # The prompt stays on the child, whose end is still the prompt's end; the new
         # parent has the same subtree below it.
         new_node, action = super()._split_node(key, child, split_len)
-        state_of(new_node).inherit(state_of(child))
-        self.writers.assign(new_node, state_of(child).writer)
-        self.charge(new_node)
-        self.rekey(child)
-        if self.ledger is not None:
-            self.ledger.split(child.id, new_node.id)
+        try:
+            state_of(new_node).inherit(state_of(child))
+            self.writers.assign(new_node, state_of(child).writer)
+            self.charge(new_node)
+            self.rekey(child)
+            if self.ledger is not None:
+                self.ledger.split(child.id, new_node.id)
+        except Exception as error:
+            self.fault(error)
         return new_node, action
 
     def _remove_leaf_from_parent(self, node: UnifiedTreeNode) -> None:
         super()._remove_leaf_from_parent(node)
-        if self.ledger is not None:
-            self.ledger.leave(node.id)
-        for handle in list(state_of(node).ends):
-            self.detach(handle)
-            self.prompt_gone(handle)
-        self.writers.assign(node, None)
+        try:
+            if self.ledger is not None:
+                self.ledger.leave(node.id)
+            for handle in list(state_of(node).ends):
+                self.detach(handle)
+                self.prompt_gone(handle)
+            self.writers.assign(node, None)
+        except Exception as error:
+            self.fault(error)
 
     def commit_load_back(
         self, node_id: int, device_indices: Any, kv_xfer: Any, comp_xfers: Any

@@ -162,6 +162,20 @@ def test_the_state_is_asked_of_a_scheduler_that_cannot_say_it(
     assert answer(KVFlowStateReq(clients=1, ids=False)).state == {}
 
 
+def test_a_tick_that_cannot_be_taken_in_does_not_reach_sglang(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvflow_server.engine.handlers import take_ticks
+    from kvflow_server.engine.messages import KVFlowTick
+
+    monkeypatch.setattr(type(harness.cache.clock), "advance", fails)
+    received: list[Any] = [KVFlowTick(now=1.0), KVFlowTick(now=2.0)]
+    server = SimpleNamespace(tree_cache=harness.cache, _engine_paused=False)
+    take_ticks(server, received)
+    assert received == []
+    assert harness.cache.counters.internal_errors == 1
+
+
 def test_a_full_batch_takes_requests_again_when_a_copy_ends(harness: Any) -> None:
     from kvflow_server.engine.scheduling import after_pass
 
