@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .paper.cli import app as paper
 from .settings import COLD_SYSTEMS, DEFAULT_SYSTEMS, Settings, parse_dims
 
 __all__ = ["app"]
@@ -19,6 +20,7 @@ app = typer.Typer(
     help="Measure KVFlow against stock SGLang, on servers of its own.",
     no_args_is_help=True,
 )
+app.add_typer(paper)
 
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the report here.")]
 PcieGbps = Annotated[float, typer.Option(help="Emulated bus, GB/s each way.")]

@@ -32,7 +32,8 @@ class Runner:
         self, url: str, workload: Workload, *, hints: bool, marks: bool = True
     ) -> None:
         self._url = url
-        self._workload = workload
+        self.workload = workload
+        """May be exchanged between runs, for one with the same fixed prompts."""
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
         self.hints = hints
         self._fixed = workload.settings.fixed if marks else None
@@ -55,16 +56,16 @@ class Runner:
 
     def warm_up(self, agent: int) -> None:
         """Serve the fixed prompt alone until it is certainly backed up."""
-        prompt = self._workload.fixed(agent)
+        prompt = self.workload.fixed(agent)
         for _ in range(3):
             self._generate(prompt, output=1, hints=None)
 
     def run(self, index: int, agents: Sequence[int] | None = None) -> Workflow:
         """A workflow of `agents` (None: of all), one after the other; `index` chooses
         the suffixes."""
-        numbers = range(self._workload.settings.agents) if agents is None else agents
-        names = [self._workload.agents[n] for n in numbers]
-        prompts = [self._workload.prompt(n, index) for n in numbers]
+        numbers = range(self.workload.settings.agents) if agents is None else agents
+        names = [self.workload.agents[n] for n in numbers]
+        prompts = [self.workload.prompt(n, index) for n in numbers]
         calls = []
         start = time.perf_counter()
         with self._program.workflow(names) as step:
@@ -95,9 +96,9 @@ class Runner:
         self.flush()
         self._program = self._new_program()
         if register and isinstance(self._program, Program):
-            numbers = range(self._workload.settings.agents)
-            names = self._workload.agents
-            self._program.register({names[n]: self._workload.fixed(n) for n in numbers})
+            numbers = range(self.workload.settings.agents)
+            names = self.workload.agents
+            self._program.register({names[n]: self.workload.fixed(n) for n in numbers})
             while self._state(STATE_PATH)["prewarm"]["waiting"]:
                 time.sleep(POLL_S)
 
@@ -115,7 +116,7 @@ class Runner:
     def _call(self, agent: str, prompt: list[int], hints: object) -> Call:
         start = time.perf_counter()
         reply = self._generate(
-            prompt, output=self._workload.settings.output, hints=hints
+            prompt, output=self.workload.settings.output, hints=hints
         )
         seconds = time.perf_counter() - start
         meta = reply["meta_info"]

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvflow_server.edge.launcher import ServerProcess
 
-from .settings import Settings
+__all__ = ["SYSTEMS", "Sizes", "System", "server_args", "start"]
 
-__all__ = ["SYSTEMS", "System", "server_args", "start"]
+
+class Sizes(Protocol):
+    """What of an experiment its servers have to know."""
+
+    @property
+    def pool_tokens(self) -> int:
+        """Of the device pool, where the system evicts."""
+
+    @property
+    def everything_tokens(self) -> int:
+        """Of the pool that never evicts, and of host memory."""
+
+    @property
+    def pcie_gbps(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +101,9 @@ SYSTEMS = {
 }
 
 
-def server_args(system: System, settings: Settings, model: str) -> list[str]:
+def server_args(system: System, sizes: Sizes, model: str) -> list[str]:
     """The arguments of `kvflow serve` for `system`."""
-    pool = settings.pool_tokens if system.evicts else settings.everything_tokens
+    pool = sizes.pool_tokens if system.evicts else sizes.everything_tokens
     args = [
         *system.flags,
         *("--model-path", model),
@@ -100,13 +114,13 @@ def server_args(system: System, settings: Settings, model: str) -> list[str]:
     if system.host:
         # Written through, so that the host holds everything and only the order of
         # eviction on the device is compared.
-        ratio = settings.everything_tokens / pool + 0.5
+        ratio = sizes.everything_tokens / pool + 0.5
         args += ["--hicache-ratio", f"{ratio:.3f}"]
         args += ["--hicache-write-policy", "write_through"]
-        args += ["--emulated-pcie-gbps", str(settings.pcie_gbps)]
+        args += ["--emulated-pcie-gbps", str(sizes.pcie_gbps)]
     return args
 
 
-def start(system: System, settings: Settings, model: str) -> ServerProcess:
+def start(system: System, sizes: Sizes, model: str) -> ServerProcess:
     """A server for `system`, not started yet."""
-    return ServerProcess(server_args(system, settings, model))
+    return ServerProcess(server_args(system, sizes, model))

@@ -1,0 +1,1 @@
+"""The paper's evaluation on real servers: `kvflow bench paper`."""

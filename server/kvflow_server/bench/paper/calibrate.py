@@ -1,0 +1,129 @@
+"""Measuring a server of the emulated accelerator, and making the rest fit it.
+
+Prefill is what it is; the bus is given the bandwidth that keeps a load in proportion to
+it, and the model the vocabulary that keeps decoding in proportion: the output head runs
+once for each generated token, and once for all of a prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from kvflow_server.bench.runner import Runner
+from kvflow_server.bench.settings import Settings
+from kvflow_server.bench.single import START_S
+from kvflow_server.bench.systems import SYSTEMS, start
+from kvflow_server.bench.workload import Workload
+from kvflow_server.emulated.tiny import SPECIAL_TOKENS, TinyDims, tiny_model
+
+from .scale import Effort, Servers, Speed, bus_gbps, everything_tokens, fit
+from .testbeds import Testbed
+
+__all__ = ["START_DIMS", "Calibrated", "calibrate", "measure_speed"]
+
+START_DIMS = {
+    "a10g": TinyDims(kv_heads=1, vocab=65_536, layers=5),
+    "h100": TinyDims(kv_heads=1, vocab=65_536, layers=2),
+}
+"""Where the search begins; on the machine of `results/` it ends there, too."""
+VOCAB_STEP = 8_192
+HEAD_SHARE = 0.75
+"""Of a decode step with such a vocabulary; only the speed of the search hangs on it."""
+TOLERANCE = 0.1
+TRIES = 3
+PROBES = 9
+STEPS = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Calibrated:
+    servers: Servers
+    speed: Speed
+    dear: float
+    """Decoding over what it should take; `scale.fit`."""
+    url: str
+    """Of the server that was measured: system `ideal`, still running."""
+    model: str
+
+
+def calibrate(
+    stack: ExitStack, testbed: Testbed, effort: Effort, tell: Callable[[str], None]
+) -> Calibrated:
+    """Start `ideal` until its decoding is in proportion within a tenth, at most three
+    times; `stack` stops it. Raises `ServerError`."""
+    dims = START_DIMS[testbed.name]
+    for left in reversed(range(TRIES)):
+        tell(f"{testbed.name}: starting, vocabulary {dims.vocab}")
+        servers = _servers(testbed, effort, dims)
+        model = str(tiny_model(dims))
+        server = start(SYSTEMS["ideal"], servers, model)
+        stack.callback(server.stop)
+        server.spawn()
+        server.wait_ready(START_S)
+        tell(f"{testbed.name}: measuring the machine")
+        speed = measure_speed(server.url, effort, dims)
+        seconds, dear = fit(testbed, effort, speed)
+        if abs(dear - 1) <= TOLERANCE or not left:
+            break
+        server.stop()
+        dims = _with_decoding(dims, 1 / dear)
+    gbps = bus_gbps(testbed, effort, dims, seconds)
+    servers = dataclasses.replace(servers, pcie_gbps=gbps, seconds=seconds)
+    return Calibrated(servers, speed, dear, server.url, model)
+
+
+def _servers(testbed: Testbed, effort: Effort, dims: TinyDims) -> Servers:
+    """As `ideal` needs them, which has no bus."""
+    return Servers(
+        pool_tokens=testbed.pool_tokens // effort.factor,
+        everything_tokens=everything_tokens(testbed.fig5, effort) + _probed(effort),
+        pcie_gbps=1.0,
+        dims=dims,
+        seconds=1.0,
+    )
+
+
+def measure_speed(url: str, effort: Effort, dims: TinyDims) -> Speed:
+    """Of the server at `url`, which must hold all prompts that are probed."""
+    prefill, firsts, steps = {}, [], []
+    for size in (4096, 8192):
+        settings = Settings(
+            agents=PROBES,
+            fixed=size // effort.factor,
+            dynamic=1,
+            output=1,
+            model_dims=dims,
+            seed=1,
+        )
+        missed = _seconds(url, settings, 0)
+        # The second round only to have it all warm.
+        _seconds(url, settings, 1)
+        first = _seconds(url, settings, 2)
+        longer = dataclasses.replace(settings, output=1 + STEPS)
+        steps.append((_seconds(url, longer, 3) - first) / STEPS)
+        prefill[size] = missed - first
+        firsts.append(first)
+    return Speed(prefill, statistics.mean(firsts), statistics.mean(steps))
+
+
+def _seconds(url: str, settings: Settings, index: int) -> float:
+    """Of a call, in the median over the agents."""
+    vocabulary = settings.model_dims.vocab
+    workload = Workload(settings, vocabulary, first_token=len(SPECIAL_TOKENS))
+    with Runner(url, workload, hints=False) as runner:
+        return statistics.median(c.seconds for c in runner.run(index).calls)
+
+
+def _probed(effort: Effort) -> int:
+    """Tokens that the probes leave in the pool, at most."""
+    return PROBES * ((4096 + 8192) // effort.factor + 2 * (4 * 2 + STEPS))
+
+
+def _with_decoding(dims: TinyDims, times: float) -> TinyDims:
+    """Dimensions with which a decode step takes so many times as long."""
+    vocab = dims.vocab * (1 + (times - 1) / HEAD_SHARE)
+    steps = max(2, round(vocab / VOCAB_STEP))
+    return dataclasses.replace(dims, vocab=steps * VOCAB_STEP)

@@ -1,0 +1,159 @@
+"""Figure 5: one workflow of ten agents, six mixes on each of two testbeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from rich.console import Console
+from rich.progress import Progress
+
+from kvflow_server.bench.progress import progress_bar, rotated
+from kvflow_server.bench.results import Workflow
+from kvflow_server.bench.runner import Runner
+from kvflow_server.bench.single import start_all, terminable
+from kvflow_server.bench.systems import SYSTEMS, start
+from kvflow_server.bench.workload import Workload
+from kvflow_server.emulated.tiny import SPECIAL_TOKENS
+
+from .calibrate import Calibrated, calibrate
+from .scale import AGENTS, Effort, Servers, settings_of
+from .testbeds import TESTBEDS, Mix, Testbed
+
+__all__ = ["FULL", "QUICK", "SYSTEMS_OF_FIG5", "MixResult", "TestbedResult", "measure"]
+
+SYSTEMS_OF_FIG5 = ("ideal", "recompute", "hicache", "kvflow")
+QUICK = Effort(factor=32, runs=(9, 4, 2))
+FULL = Effort(factor=16, runs=(15, 9, 5))
+
+
+@dataclass(frozen=True, slots=True)
+class MixResult:
+    """The workflows at one index ran the same prompts on every system."""
+
+    workflows: Mapping[str, list[Workflow]]
+    counters: Mapping[str, Mapping[str, float]]
+    """KVFlow's own, per workflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestbedResult:
+    __test__ = False
+
+    testbed: Testbed
+    calibrated: Calibrated
+    mixes: dict[Mix, MixResult] = field(default_factory=dict)
+
+
+def measure(
+    effort: Effort, console: Console, testbeds: tuple[str, ...] = tuple(TESTBEDS)
+) -> list[TestbedResult]:
+    """Run all mixes. Starts servers and ends them on the way out, by Ctrl-C, too.
+
+    Raises `ServerError`.
+    """
+    results = []
+    with terminable(), progress_bar(console) as progress:
+        for name in testbeds:
+            with ExitStack() as stack:
+                results.append(_testbed(stack, TESTBEDS[name], effort, progress))
+    return results
+
+
+def _testbed(
+    stack: ExitStack, testbed: Testbed, effort: Effort, progress: Progress
+) -> TestbedResult:
+    task = progress.add_task(testbed.name, total=1)
+    found = calibrate(
+        stack, testbed, effort, lambda text: progress.update(task, description=text)
+    )
+    progress.update(task, completed=1, description=f"{testbed.name}: calibrated")
+    others = {
+        name: start(SYSTEMS[name], found.servers, found.model)
+        for name in SYSTEMS_OF_FIG5
+        if name != "ideal"
+    }
+    start_all(stack, progress, others)
+    urls = {"ideal": found.url} | {name: own.url for name, own in others.items()}
+    result = TestbedResult(testbed, found)
+    for _, group in groupby(testbed.fig5, key=lambda mix: mix.fixed):
+        with ExitStack() as clients:
+            _prompt_size(clients, list(group), effort, progress, urls, result)
+    return result
+
+
+def _prompt_size(
+    stack: ExitStack,
+    mixes: list[Mix],
+    effort: Effort,
+    progress: Progress,
+    urls: Mapping[str, str],
+    result: TestbedResult,
+) -> None:
+    """All mixes with the same fixed prompts, the shortest first: one warm-up."""
+    loads = {mix: _workload(mix, effort, result.calibrated.servers) for mix in mixes}
+    runners = {
+        name: stack.enter_context(
+            Runner(url, loads[mixes[0]], hints=SYSTEMS[name].hints)
+        )
+        for name, url in urls.items()
+    }
+    _warm_up(progress, f"{mixes[0].fixed}: warming up", runners)
+    run = 0
+    for mix in mixes:
+        for runner in runners.values():
+            runner.workload = loads[mix]
+        # What a mix finds in the caches is what the one before left, but for suffixes.
+        settling = effort.settling if mix == mixes[0] else int(mix.output <= 256)
+        label = f"{result.testbed.name} {mix}"
+        first, end = run + settling, run + settling + effort.runs_of(mix)
+        _take_turns(progress, f"{label} settling", runners, range(run, first))
+        result.mixes[mix] = _counted(progress, label, runners, range(first, end))
+        run = end
+
+
+def _workload(mix: Mix, effort: Effort, servers: Servers) -> Workload:
+    return Workload(
+        settings_of(mix, effort, servers, SYSTEMS_OF_FIG5),
+        vocabulary=servers.dims.vocab,
+        first_token=len(SPECIAL_TOKENS),
+    )
+
+
+def _warm_up(progress: Progress, label: str, runners: Mapping[str, Runner]) -> None:
+    task = progress.add_task(label, total=len(runners) * AGENTS)
+    for runner in runners.values():
+        runner.flush()
+        for agent in range(AGENTS):
+            runner.warm_up(agent)
+            progress.advance(task)
+
+
+def _counted(
+    progress: Progress, label: str, runners: Mapping[str, Runner], indices: range
+) -> MixResult:
+    before = {name: runner.counters() for name, runner in runners.items()}
+    workflows = _take_turns(progress, label, runners, indices)
+    counters = {
+        name: {
+            key: (value - before[name].get(key, 0)) / len(indices)
+            for key, value in runner.counters().items()
+        }
+        for name, runner in runners.items()
+        if runner.hints
+    }
+    return MixResult(workflows, counters)
+
+
+def _take_turns(
+    progress: Progress, label: str, runners: Mapping[str, Runner], indices: range
+) -> dict[str, list[Workflow]]:
+    results: dict[str, list[Workflow]] = {name: [] for name in runners}
+    task = progress.add_task(label, total=len(indices) * len(runners))
+    for index in indices:
+        for name in rotated(list(runners), index):
+            results[name].append(runners[name].run(index))
+            progress.advance(task)
+    return results
