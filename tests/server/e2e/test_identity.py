@@ -54,6 +54,20 @@ def test_answers_survive_eviction_prefetch_and_joins(
     assert server.state()["integrity"] == "ok"
 
 
+def test_a_workflow_in_its_steady_state_writes_nothing_to_host_memory(
+    server: Server, caller: Caller
+) -> None:
+    prompts = {agent: caller.prompt(FIXED) for agent in AGENTS}
+    run_once(server, caller, prompts, turn=0)
+    before = server.settle()["counters"]
+    for turn in (3, 6):  # those in order, each with other suffixes
+        run_once(server, caller, prompts, turn)
+    after = server.settle()["counters"]
+    assert after["h2d_tokens"] > before["h2d_tokens"], "all of it fits on the device"
+    assert after["d2h_tokens"] == before["d2h_tokens"]
+    assert after["d2h_bytes"] == before["d2h_bytes"]
+
+
 def test_a_flush_in_mid_prefetch_is_done_and_leaves_nothing_behind(
     server: Server, truth: Server, caller: Caller
 ) -> None:
