@@ -5,28 +5,39 @@ A workflow of N agents in teams of seven, each agent calling once::
     planner ──► worker ×4 ──AND──► writer ──► reviewer ──► the next team, or back
                                      ▲            └──────── to the writer
 
-Timed is the SDK's part alone: the agent starts, its call gets its header, the agent ends. The
-calls themselves are short sleeps, in which the step stream sends in the background,
-to a server in a process of its own.
+Every agent's call is made twice, with the messages of an agent's prompt: by
+`kvflow.OpenAI` in a `step` of a run, and by the plain `openai.OpenAI` in none; either
+comes first by turns. The overhead is the difference of the medians. In it is all that
+happens on the caller's thread: the agent's start and end, the header, the look for
+drift (which every call here still gets), and what the background thread takes from it.
+
+Both run the whole openai client, down to a transport that sleeps for the model and
+answers by itself: no socket's noise is in the figures. Before each call the application
+sleeps, too, so nothing is in the CPU's caches that a real call would not find there,
+and before a plain one the background thread has come to rest. The step stream goes to a
+real server in a process of its own.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvflow_sdk.agent import step, workflow
-from kvflow_sdk.client import Client, call_headers
+from kvflow_sdk.client import Client
 from kvflow_sdk.config import Config
 from kvflow_sdk.graph import START, AgentStepGraph, GraphBuilder
+from kvflow_sdk.wire import HEADER
 
 from .results import Spread
 
@@ -34,8 +45,12 @@ __all__ = ["SIZES", "CallOverhead", "measure", "report", "teams"]
 
 SIZES = (50, 500)
 TEAM = ("planner", "worker1", "worker2", "worker3", "worker4", "writer", "reviewer")
-CALL_S = 0.002
+CALL_S = 0.004
 """Stands for the LLM call. Real ones are longer, and leave the stream more time."""
+PAUSE_S = 0.001
+"""Between two calls: what the application does meanwhile."""
+PROMPT_CHARS = 4000
+"""Of the fixed part; the question behind it is new in each call."""
 OPEN_RUNS = 50
 """Runs that are open at once, to see that none has a thread of its own."""
 _SERVER = """
@@ -48,12 +63,20 @@ threading.Event().wait()
 
 @dataclass(frozen=True, slots=True)
 class CallOverhead:
-    """Milliseconds per LLM call, over all calls and over those of the first run."""
+    """Milliseconds per LLM call, less the `CALL_S` that the model takes."""
 
     agents: int
     edges: int
-    all_runs: Spread
-    first_run: Spread
+    tagged: Spread
+    """Calls of `kvflow.OpenAI` in an agent, its start and end included."""
+    plain: Spread
+    """The same calls by the plain client."""
+    overhead: float
+    """Median of the tagged ones less that of the plain ones."""
+    first_run: float
+    """The same, in the first run: nothing is known from runs before."""
+    pairs: Spread
+    """Differences, agent by agent."""
     header_bytes: float
     """The mean size of the header that a call carries."""
     threads_of_runs: int
@@ -62,25 +85,38 @@ class CallOverhead:
     """Step snapshots that the background stream delivered meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One agent's call: seconds of either client, and bytes of the header."""
+
+    tagged: float
+    plain: float
+    header: int
+
+
 def measure(agents: int, runs: int) -> CallOverhead:
     """Time `runs` workflows of `agents` agents. Raises `ValueError` for too few."""
     if agents < 2 or runs < 1:
         raise ValueError("need at least 2 agents and 1 run")
     graph = teams(agents)
-    names = [node.name for node in graph.nodes]
     with _server() as url, Client(url, config=Config()) as client:
-        timed = [_run(graph, names, client, url) for _ in range(runs)]
+        with _Caller(url, client) as caller:
+            timed = [_run(graph, caller, number) for number in range(runs)]
         added = _threads_of_runs(graph, client)
         client.flush(10.0)
         sent = client.counters["steps.sent"]
-    seconds = [one for run in timed for one, _ in run]
-    sizes = [size for run in timed for _, size in run]
+    pairs = [pair for run in timed for pair in run]
+    tagged, plain = _spreads(pairs)
+    first_tagged, first_plain = _spreads(timed[0])
     return CallOverhead(
         agents=agents,
         edges=sum(len(group.sources) for group in graph.groups),
-        all_runs=Spread.of([value * 1e3 for value in seconds]),
-        first_run=Spread.of([value * 1e3 for value, _ in timed[0]]),
-        header_bytes=statistics.fmean(sizes),
+        tagged=tagged,
+        plain=plain,
+        overhead=tagged.median - plain.median,
+        first_run=first_tagged.median - first_plain.median,
+        pairs=Spread.of([(pair.tagged - pair.plain) * 1e3 for pair in pairs]),
+        header_bytes=statistics.fmean(pair.header for pair in pairs),
         threads_of_runs=added,
         sent=sent,
     )
@@ -113,29 +149,110 @@ def report(results: list[CallOverhead]) -> dict[str, Any]:
     """The figures by name, and all of them in full."""
     figures: dict[str, Any] = {}
     for result in results:
-        figures[f"call_overhead_ms_{result.agents}"] = result.all_runs.median
-        figures[f"first_run_overhead_ms_{result.agents}"] = result.first_run.median
+        figures[f"call_overhead_ms_{result.agents}"] = result.overhead
+        figures[f"first_run_overhead_ms_{result.agents}"] = result.first_run
     return {**figures, "results": [asdict(result) for result in results]}
 
 
-def _run(
-    graph: AgentStepGraph, names: list[str], client: Client, url: str
-) -> list[tuple[float, int]]:
-    """Seconds, and bytes of the header, of every call of one run."""
-    timed = []
-    with workflow(graph, client=client):
-        for name in names:
-            began = time.perf_counter()
-            agent = step(name)
-            agent.__enter__()
-            headers = call_headers(url)
-            ready = time.perf_counter()
+class _Caller:
+    """Makes the same call with either client, and times it."""
+
+    def __init__(self, url: str, client: Client) -> None:
+        import openai
+
+        from kvflow_sdk.openai import OpenAI
+
+        self.client = client
+        self._transport = _transport()
+        settings: dict[str, Any] = {"base_url": url, "api_key": "none"}
+        self._http = openai.DefaultHttpxClient(transport=self._transport)
+        self._plain = openai.OpenAI(http_client=self._http, **settings)
+        self._tagged = OpenAI(http_client=self._http, **settings)
+
+    def __enter__(self) -> _Caller:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._http.close()
+
+    def pair(self, agent: str, question: str, plain_first: bool) -> _Pair:
+        prompt = f"You are {agent}. " + "Answer in one word. " * (PROMPT_CHARS // 20)
+        request = {
+            "model": "default",
+            "messages": [
+                {"role": "system", "content": prompt},
+                {"role": "user", "content": question},
+            ],
+        }
+
+        def plain() -> float:
+            self.client.flush(1.0)
+            return self._timed(lambda: self._plain.chat.completions.create(**request))
+
+        def tagged() -> float:
+            return self._timed(lambda: self._in_agent(agent, request))
+
+        before = plain() if plain_first else None
+        seconds = tagged()
+        header = len(self._transport.header)
+        return _Pair(seconds, plain() if before is None else before, header)
+
+    def _in_agent(self, agent: str, request: dict[str, Any]) -> None:
+        with step(agent):
+            self._tagged.chat.completions.create(**request)
+
+    def _timed(self, call: Callable[[], Any]) -> float:
+        time.sleep(PAUSE_S)
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began - CALL_S
+
+
+def _transport() -> Any:
+    """Answers after `CALL_S`, and says what header it saw."""
+    import openai
+
+    # openai 2 stands on httpx, openai 3 on httpx2; a transport has to fit.
+    bases = openai.DefaultHttpxClient.__mro__
+    roots = [base.__module__.partition(".")[0] for base in bases]
+    http = importlib.import_module(next(r for r in roots if r.startswith("httpx")))
+    message = {"role": "assistant", "content": "forty-two"}
+    answer = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "default",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+    body = json.dumps(answer).encode()
+
+    class Transport(http.BaseTransport):  # type: ignore[misc, name-defined]
+        header = ""
+
+        def handle_request(self, request: Any) -> Any:
+            self.header = request.headers.get(HEADER, "")
             time.sleep(CALL_S)
-            answered = time.perf_counter()
-            agent.__exit__(None, None, None)
-            spent = (ready - began) + (time.perf_counter() - answered)
-            timed.append((spent, sum(map(len, headers.values()))))
-    return timed
+            headers = {"content-type": "application/json"}
+            return http.Response(200, headers=headers, content=body)
+
+    return Transport()
+
+
+def _run(graph: AgentStepGraph, caller: _Caller, number: int) -> list[_Pair]:
+    with workflow(graph, client=caller.client):
+        return [
+            caller.pair(node.name, f"Question {number}.{at}?", at % 2 == 0)
+            for at, node in enumerate(graph.nodes)
+        ]
+
+
+def _spreads(pairs: list[_Pair]) -> tuple[Spread, Spread]:
+    """Milliseconds of the tagged and of the plain calls."""
+    return (
+        Spread.of([pair.tagged * 1e3 for pair in pairs]),
+        Spread.of([pair.plain * 1e3 for pair in pairs]),
+    )
 
 
 def _threads_of_runs(graph: AgentStepGraph, client: Client) -> int:

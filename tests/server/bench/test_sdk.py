@@ -18,9 +18,9 @@ def test_the_teams_follow_each_other() -> None:
 
 def test_every_call_is_timed_and_tagged_and_no_run_has_a_thread() -> None:
     result = measure(9, runs=2)
-    assert result.all_runs.n == 18
-    assert result.first_run.n == 9
-    assert result.all_runs.min > 0
+    assert result.tagged.n == result.plain.n == result.pairs.n == 18
+    assert result.overhead == result.tagged.median - result.plain.median
+    assert result.plain.min > 0
     assert result.header_bytes > 100
     assert result.threads_of_runs == 0
     assert result.sent > 0
@@ -29,7 +29,7 @@ def test_every_call_is_timed_and_tagged_and_no_run_has_a_thread() -> None:
 def test_the_report_names_a_figure_per_size() -> None:
     result = measure(9, runs=1)
     found = report([result])
-    assert found["call_overhead_ms_9"] == result.all_runs.median
+    assert found["call_overhead_ms_9"] == result.overhead
     assert found["results"][0]["agents"] == 9
 
 
