@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from . import wire
-from .client import Client, usable_client
+from .client import Client, owner_of, usable_client
 from .context import Block, Call, Extent, Scope, current_scope, opened, surround
 from .run import Run
 from .wire import FixedMark
@@ -123,6 +123,8 @@ class workflow(_Block[Run | None]):  # noqa: N801 - used like a function
 
 
 class _RunExtent(Extent):
+    __slots__ = ("_client", "_graph", "_run")
+
     def __init__(self, graph: AgentStepGraph | None, client: Client | None) -> None:
         self._graph = graph
         self._client = client
@@ -149,30 +151,46 @@ class _RunExtent(Extent):
 class Execution(Extent):
     """One execution of the agent `name`, in the current run or one of its own."""
 
+    __slots__ = ("_caller", "_client", "_fixed", "_name", "_own", "_run")
+
     def __init__(
         self, name: str, fixed: FixedMark | None, client: Client | None
     ) -> None:
         self._name = name
         self._fixed = fixed
-        self._own = _RunExtent(None, client)
+        self._client = client
+        self._own: _RunExtent | None = None
         self._run: Run | None = None
         self._caller: str | None = None
 
     def open(self) -> Scope:
         scope = current_scope()
         if scope.run is None:
+            self._own = _RunExtent(None, self._client)
             scope = self._own.open()
-        if scope.run is None:
+        run, call = scope.run, scope.call
+        if run is None:
             return scope
-        self._run = scope.run
-        if scope.call is not None and scope.call.run is scope.run:
-            self._caller = scope.call.agent
-        with suppress(Exception):
-            self._run.start(self._name, caller=self._caller)
-        return Scope(self._run, Call(self._run, self._name, self._fixed))
+        self._run = run
+        if call is not None and call.run is run:
+            self._caller = call.agent
+        try:
+            run.start(self._name, caller=self._caller)
+        except Exception as error:
+            _failed(run, "start of an agent", error)
+        return Scope(run, Call(run, self._name, self._fixed))
 
     def close(self) -> None:
         if self._run is not None:
-            with suppress(Exception):
+            try:
                 self._run.end(self._name, caller=self._caller)
-        self._own.close()
+            except Exception as error:
+                _failed(self._run, "end of an agent", error)
+        if self._own is not None:
+            self._own.close()
+
+
+def _failed(run: Run, what: str, error: BaseException) -> None:
+    client = owner_of(run)
+    if client is not None:
+        client.counters.error(what, error)

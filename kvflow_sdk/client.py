@@ -14,8 +14,9 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import context, wire
 from .config import Config, is_openai, origin_of, server_root
@@ -67,6 +68,7 @@ class Client:
         self.counters = Counters()
         self._lock = threading.Lock()
         self._configured: set[str] = set()
+        self._told: dict[str, str | None] = {}
         self._answers: dict[str, _Answer] = {}
         self.transitions = Transitions(config.learned) if config.learn else None
         self._stream = Stream(config, self.counters)
@@ -95,6 +97,17 @@ class Client:
             self._drift = DriftWatch()
         return self._drift
 
+    def watch(self, agent: str, body: Mapping[str, Any]) -> None:
+        """`agent` makes a call with this request: look for drift, in the background."""
+        if not self.config.drift_warnings:
+            return
+        try:
+            if self.drift.wants(agent):
+                chore = partial(_look_for_drift, self.drift, self.counters, agent, body)
+                self._stream.later(chore)
+        except Exception as error:
+            self.counters.error("drift warnings", error)
+
     def start_run(self, graph: AgentStepGraph | None = None) -> Run:
         """A new run of a workflow, whose snapshots go to the servers."""
         listener = None if self.config.disable else self._stream.put
@@ -119,15 +132,20 @@ class Client:
 
         Ignored for the OpenAI company's own server.
         """
+        if self._told.get(base_url, "") == api_key:
+            return  # every call of a KVFlow object says so again
         origin = origin_of(base_url)
         if is_openai(origin):
             return
-        own = self.config.server
+        said, own = api_key, self.config.server
         if own is not None and self.config.api_key and origin == origin_of(own):
             api_key = self.config.api_key
-        if origin not in self._configured:
-            with self._lock:
-                self._configured.add(origin)
+        with self._lock:
+            self._configured.add(origin)
+            self._answers.pop(origin, None)
+            if len(self._told) >= MAX_SERVERS:
+                self._told.clear()
+            self._told[base_url] = said
         self._stream.add(origin, server_root(base_url), api_key)
 
     def knows(self, base_url: str) -> bool:
@@ -237,7 +255,7 @@ def call_headers(
     Empty outside of an agent, and for a server that is not known as KVFlow.
     `configured`: the user pointed a KVFlow object at this server. `fixed`: where its
     fixed prompt ends, if the user has not said so. `body`: the request, looked at for
-    drift. Never raises, never waits.
+    drift in the background, so it must not change any more. Never raises, never waits.
     """
     call = context.current()
     if call is None:
@@ -258,12 +276,18 @@ def call_headers(
         counters.error("in-band metadata", error)
         return {}
     counters.add("calls.tagged")
-    if client.config.drift_warnings and isinstance(body, Mapping):
-        try:
-            client.drift.see(call.agent, body)
-        except Exception as error:
-            counters.error("drift warnings", error)
+    if isinstance(body, Mapping):
+        client.watch(call.agent, body)
     return {wire.HEADER: value}
+
+
+def _look_for_drift(
+    drift: DriftWatch, counters: Counters, agent: str, body: Mapping[str, Any]
+) -> None:
+    try:
+        drift.see(agent, body)
+    except Exception as error:
+        counters.error("drift warnings", error)
 
 
 _default: Client | None = None

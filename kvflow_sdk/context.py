@@ -11,8 +11,10 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar, Token, copy_context
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from .wire import FixedMark, check_fixed
 
@@ -41,8 +43,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """Whose LLM calls the current code makes."""
 
     run: Run
@@ -50,8 +51,7 @@ class Call:
     fixed: FixedMark | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True):
     """The run that a new agent joins, and the agent that calls belong to."""
 
     run: Run | None = None
@@ -174,6 +174,8 @@ class Extent:
     again at each step, so the scope is set around every step and not once.
     """
 
+    __slots__ = ()
+
     def open(self) -> Scope:
         """The scope that holds inside; called before any code inside runs."""
         raise NotImplementedError
@@ -195,19 +197,20 @@ class _Given(Extent):
 class opened(AbstractContextManager[Scope]):  # noqa: N801 - as `within`
     """An extent around a block that runs through."""
 
-    __slots__ = ("_extent", "_within")
+    __slots__ = ("_extent", "_token")
 
     def __init__(self, extent: Extent) -> None:
         self._extent = extent
 
     def __enter__(self) -> Scope:
         scope = self._extent.open()
-        self._within = within(scope)
-        self._within.__enter__()
+        self._token = _SCOPE.set(scope)
         return scope
 
     def __exit__(self, *exc_info: Any) -> None:
-        self._within.__exit__(*exc_info)
+        # In another context than it was entered in: see `within`.
+        with suppress(ValueError):
+            _SCOPE.reset(self._token)
         self._extent.close()
 
 

@@ -3,76 +3,96 @@
 A raw deflate stream may be flushed to a byte boundary anywhere, and a piece that was
 compressed by itself refers to nothing before it. So the steps of a run, which many
 calls say alike, are compressed once, and stand between stored (uncompressed) blocks
-with what is new in each call.
+with what is new in each call. Their checksum is combined, too, so that what a call
+costs does not grow with the number of agents.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-__all__ = ["Snapshot", "compress"]
+__all__ = ["Piece", "Snapshot", "member", "stored", "stream"]
 
 _V = TypeVar("_V", int, float)
+
+
+class Piece(NamedTuple):
+    """A text that is a part of others."""
+
+    text: bytes
+    deflated: bytes
+    """As a part of a deflate stream."""
+    checksum: int
+    """Adler-32 of `text`."""
 
 
 class Snapshot(dict[str, _V]):
     """Steps or likelihoods that nobody changes any more, so that what they look like
     on the wire is made only once."""
 
-    __slots__ = ("packed",)
+    __slots__ = ("_made",)
 
-    packed: tuple[bytes, bytes]
-    """JSON, and the same as a piece of a deflate stream."""
+    _made: tuple[str, Piece]
 
 
-def compress(
-    head: bytes, entries: Mapping[str, Mapping[str, float] | None], tail: bytes
-) -> bytes:
-    """A zlib stream of `head`, the `entries` that there are as further members of the
-    JSON object that `head` ends in, and `tail`."""
-    parts = [(head, _stored(head))]
-    for name, values in entries.items():
-        if values is not None:
-            key = b',"%s":' % name.encode()
-            parts += [(key, _stored(key)), _packed(values)]
-    checksum = zlib.adler32(b"".join([*(text for text, _ in parts), tail]))
-    pieces = [piece for _, piece in parts]
-    ending = _stored(tail, final=True) + checksum.to_bytes(4, "big")
-    return b"".join([_ZLIB, *pieces, ending])
+def member(name: str, entries: Mapping[str, float]) -> Piece:
+    """``,"name":{…}``: one more member of a JSON object.
+
+    Raises `UnicodeEncodeError` when a key is not Unicode text.
+    """
+    known = getattr(entries, "_made", None)
+    if known is not None and known[0] == name:
+        piece: Piece = known[1]
+        return piece
+    text = b',"%s":%s' % (name.encode(), msgspec.json.encode(entries))
+    deflater = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    # Flushed to a byte boundary, and without a reference to anything before it.
+    deflated = deflater.compress(text) + deflater.flush(zlib.Z_SYNC_FLUSH)
+    piece = Piece(text, deflated, zlib.adler32(text))
+    if isinstance(entries, Snapshot):
+        entries._made = (name, piece)
+    return piece
+
+
+def stored(text: bytes, *, final: bool = False) -> Piece:
+    """`text` as a part of a deflate stream that is not compressed; `final`: the last."""
+    return Piece(text, _stored(text, final=final), zlib.adler32(text))
+
+
+def stream(pieces: Iterable[Piece]) -> bytes:
+    """A zlib stream of `pieces`, of which the last one is `final`."""
+    parts = [_ZLIB]
+    checksum = 1
+    for text, deflated, adler in pieces:
+        parts.append(deflated)
+        checksum = _joined(checksum, adler, len(text))
+    parts.append(checksum.to_bytes(4, "big"))
+    return b"".join(parts)
 
 
 _ZLIB = b"\x78\x9c"
 """Begins a zlib stream (RFC 1950); raw deflate blocks and a checksum follow."""
 _STORED_MAX = 65535
+_ADLER = 65521
 
 
-def _packed(entries: Mapping[str, float]) -> tuple[bytes, bytes]:
-    """`entries` as JSON, and that as a piece of a deflate stream."""
-    if isinstance(entries, Snapshot):
-        try:
-            return entries.packed
-        except AttributeError:
-            pass
-    text = msgspec.json.encode(entries)
-    deflater = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-    # Flushed to a byte boundary, and without a reference to anything before it.
-    done = text, deflater.compress(text) + deflater.flush(zlib.Z_SYNC_FLUSH)
-    if isinstance(entries, Snapshot):
-        entries.packed = done
-    return done
+def _joined(first: int, second: int, size: int) -> int:
+    """Adler-32 of two texts in a row, by those of each and the size of the second."""
+    low, high = first & 0xFFFF, first >> 16
+    total = (low + (second & 0xFFFF) - 1) % _ADLER
+    # Every byte of the second adds `low` once more, which began at 1 in its own sum.
+    return (high + (second >> 16) + size * (low - 1)) % _ADLER << 16 | total
 
 
 def _stored(text: bytes, *, final: bool = False) -> bytes:
     """`text` as blocks of a deflate stream, not compressed (RFC 1951, 3.2.4)."""
-    pieces = [text[i : i + _STORED_MAX] for i in range(0, len(text), _STORED_MAX)]
-    blocks = []
-    for number, piece in enumerate(pieces):
-        size = len(piece)
-        last = final and number == len(pieces) - 1
+    size = len(text)
+    if size <= _STORED_MAX:
         lengths = size.to_bytes(2, "little") + (size ^ 0xFFFF).to_bytes(2, "little")
-        blocks.append(bytes([last]) + lengths + piece)
-    return b"".join(blocks)
+        return (b"\1" if final else b"\0") + lengths + text
+    rest = _stored(text[_STORED_MAX:], final=final)
+    return _stored(text[:_STORED_MAX]) + rest

@@ -45,18 +45,6 @@ class Frontier:
     hosting: frozenset[str] = _NOTHING
     """Executing, but an inner workflow has taken over: reported, and no sources."""
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Hashable, and equal for equal frontiers."""
-        return (
-            self.executing,
-            self.fired,
-            self.holding,
-            self.hosting,
-            frozenset(self.arrivals.items()),
-            self.started,
-        )
-
 
 def steps_to_execution(graph: AgentStepGraph, frontier: Frontier) -> dict[str, int]:
     """The steps of every reachable agent; an unreachable one is left out.

@@ -6,21 +6,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 from .distance import Frontier
 from .graph import SEPARATOR, START, AgentStepGraph
-from .observer import Observer
 
-__all__ = ["RunFrontier"]
+__all__ = ["Arrivals", "RunFrontier", "within"]
+
+Arrivals: TypeAlias = frozenset[tuple[int, frozenset[str]]]
+"""By number of a group: all the members that it has received by now."""
 
 
 class RunFrontier:
     """What a run has to remember between two events; not thread-safe."""
 
-    def __init__(self, graph: AgentStepGraph | None, observer: Observer) -> None:
+    def __init__(self, graph: AgentStepGraph | None) -> None:
         self._graph = graph
-        self._observer = observer
         self._hosting: Counter[str] = Counter()
         self._executing: Counter[str] = Counter()
         self._fired: Counter[str] = Counter()
@@ -28,6 +29,31 @@ class RunFrontier:
         self._arrivals: dict[int, set[str]] = {}
         self._started = False
         self._announced = False
+
+    def copy(self) -> RunFrontier:
+        """Another one that stands there, and goes on by itself."""
+        made = RunFrontier(self._graph)
+        made._hosting = self._hosting.copy()
+        made._executing = self._executing.copy()
+        made._fired = self._fired.copy()
+        made._holding = self._holding.copy()
+        made._arrivals = {group: set(got) for group, got in self._arrivals.items()}
+        made._started = self._started
+        made._announced = self._announced
+        return made
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Hashable; equal for those from which equal events lead to equal ones."""
+        return (
+            frozenset(self._hosting.items()),
+            frozenset(self._executing.items()),
+            frozenset(self._fired.items()),
+            frozenset(self._holding),
+            frozenset((group, frozenset(got)) for group, got in self._arrivals.items()),
+            self._started,
+            self._announced,
+        )
 
     def frozen(self) -> Frontier:
         return Frontier(
@@ -45,8 +71,7 @@ class RunFrontier:
         for node in nodes:
             self._use_up(node)
 
-    def start(self, node: str, caller: str | None) -> None:
-        self._observer.start(node, caller)
+    def start(self, node: str) -> None:
         if node in self._hosting:
             _take(self._hosting, node)
         if node in self._fired:
@@ -56,8 +81,7 @@ class RunFrontier:
         self._started = True
         self._executing[node] += 1
 
-    def end(self, node: str, caller: str | None) -> None:
-        self._observer.end(node, caller)
+    def end(self, node: str) -> None:
         if node in self._hosting:
             # What followed it has followed the end of its inner workflow.
             _take(self._hosting, node)
@@ -83,13 +107,11 @@ class RunFrontier:
         self,
         nodes: tuple[str, ...],
         subtree: str | None,
-        arrivals: Mapping[int, Iterable[str]],
+        arrivals: Arrivals,
     ) -> None:
         self._announced = True
         self._take_over(subtree, nodes)
-        ended = [name for name in self._holding if _within(name, subtree)]
-        self._observer.superstep(ended, nodes)
-        for node in ended:
+        for node in [name for name in self._holding if within(name, subtree)]:
             self._arrive(node, subtree)
             self._holding.remove(node)
         self._set_arrivals(arrivals)
@@ -99,17 +121,13 @@ class RunFrontier:
         self,
         nodes: tuple[str, ...],
         subtree: str | None,
-        arrivals: Mapping[int, Iterable[str]],
+        arrivals: Arrivals,
     ) -> None:
         self._announced = True
         self._started = True
         self._take_over(subtree, nodes)
         self._set_arrivals(arrivals)
         self._fired.update(nodes)
-
-    def finish(self) -> None:
-        if not self._executing and not self._fired:
-            self._observer.finish(self._holding)
 
     def _take_over(self, subtree: str | None, nodes: tuple[str, ...]) -> None:
         """What runs below `subtree` is replaced by what will be said of it now."""
@@ -119,11 +137,11 @@ class RunFrontier:
         elif subtree is None:
             self._hosting.clear()
         for counter in (self._executing, self._fired):
-            for node in [name for name in counter if _within(name, subtree)]:
+            for node in [name for name in counter if within(name, subtree)]:
                 del counter[node]
 
-    def _set_arrivals(self, arrivals: Mapping[int, Iterable[str]]) -> None:
-        for group, members in arrivals.items():
+    def _set_arrivals(self, arrivals: Arrivals) -> None:
+        for group, members in arrivals:
             self._arrivals[group] = set(members)
             if not self._arrivals[group]:
                 del self._arrivals[group]
@@ -177,7 +195,7 @@ class RunFrontier:
             return
         index = self._graph.index
         for group in self._graph.feeds(node):
-            if not _within(self._graph.groups[group].target, subtree):
+            if not within(self._graph.groups[group].target, subtree):
                 continue
             if index.sizes[group] > 1 or index.deferred[index.targets[group]]:
                 self._arrivals.setdefault(group, set()).add(node)
@@ -196,7 +214,8 @@ class RunFrontier:
         return len(self._arrivals[group]) == self._graph.index.sizes[group]
 
 
-def _within(node: str, subtree: str | None) -> bool:
+def within(node: str, subtree: str | None) -> bool:
+    """Whether `node` is `subtree` or lies below it; anything is within None."""
     return (
         subtree is None or node == subtree or node.startswith(f"{subtree}{SEPARATOR}")
     )

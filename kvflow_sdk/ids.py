@@ -8,7 +8,8 @@ import secrets
 
 __all__ = ["message_id"]
 
-_PREFIX = secrets.token_hex(4)
+_START = secrets.token_hex(4)
+_prefix = f"{_START}-{os.getpid():x}-"
 _numbers = itertools.count()
 
 
@@ -18,4 +19,13 @@ def message_id() -> str:
     Not from the system's source of randomness: asking that may cost more than all
     else that a call costs. A client's id, which is a secret, comes from there.
     """
-    return f"{_PREFIX}-{os.getpid():x}-{next(_numbers):x}"
+    return f"{_prefix}{next(_numbers):x}"
+
+
+def _after_fork() -> None:
+    global _prefix
+    _prefix = f"{_START}-{os.getpid():x}-"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

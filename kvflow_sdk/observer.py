@@ -9,9 +9,15 @@ from .likelihood import Transitions
 
 __all__ = ["Observer"]
 
+MAX_NOTES = 64
+
 
 class Observer:
     """Tells `Transitions` what one run does. Not thread-safe: the run's lock holds.
+
+    Agents that start and end are only noted, and read when the run ends or `MAX_NOTES`
+    have gathered: what they teach counts for runs that begin later, and the agent that
+    starts is about to make a call.
 
     A framework that announces supersteps says exactly who followed whom. Otherwise it
     is read off the order: whatever starts follows those that have ended since the last
@@ -26,23 +32,37 @@ class Observer:
         self._graph = graph
         self._announced = False
         self._waves: dict[str | None, _Wave] = {}
+        self._notes: list[tuple[bool, str, str | None]] = []
 
     def start(self, node: str, caller: str | None) -> None:
-        if self._transitions is None or self._announced:
-            return
-        wave = self._waves.get(caller)
-        if wave is None:
-            wave = self._waves[caller] = _Wave({START if caller is None else caller})
-        for source in wave.begin(self._transitions):
-            if node not in wave.begun:
-                self._transitions.move(source, node)
-        wave.begun.add(node)
+        self._note(True, node, caller)
 
     def end(self, node: str, caller: str | None) -> None:
-        wave = self._waves.get(caller)
-        if wave is not None and not self._announced:
-            wave.ended.add(node)
-        self._waves.pop(node, None)
+        self._note(False, node, caller)
+
+    def _note(self, starts: bool, node: str, caller: str | None) -> None:
+        if self._transitions is None or self._announced:
+            return
+        self._notes.append((starts, node, caller))
+        if len(self._notes) >= MAX_NOTES:
+            self._read(self._transitions)
+
+    def _read(self, transitions: Transitions) -> None:
+        notes, self._notes = self._notes, []
+        for starts, node, caller in notes:
+            wave = self._waves.get(caller)
+            if not starts:
+                if wave is not None:
+                    wave.ended.add(node)
+                self._waves.pop(node, None)
+                continue
+            if wave is None:
+                first = START if caller is None else caller
+                wave = self._waves[caller] = _Wave({first})
+            for source in wave.begin(transitions):
+                if node not in wave.begun:
+                    transitions.move(source, node)
+            wave.begun.add(node)
 
     def superstep(self, ended: Collection[str], nodes: Collection[str]) -> None:
         """`ended` are over and `nodes` run next, in the same workflow."""
@@ -50,6 +70,8 @@ class Observer:
         self._announced = True
         if self._transitions is None:
             return
+        if self._notes:
+            self._read(self._transitions)
         targets = set(nodes)
         sources = {START} if first else set(ended)
         declared = {
@@ -60,8 +82,12 @@ class Observer:
             if surprising or self._chooses(source):
                 self._transitions.observe(source, declared[source] | surprising)
 
-    def finish(self, ended: Collection[str]) -> None:
+    def finish(self, ended: Collection[str], *, whole: bool) -> None:
+        """The run is over; `ended` came last, unless it was broken off: not `whole`."""
         if self._transitions is None:
+            return
+        self._read(self._transitions)
+        if not whole:
             return
         if self._announced:
             self._transitions.leave(s for s in ended if self._chooses(s))

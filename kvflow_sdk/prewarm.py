@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from .checks import convert
 from .errors import ConfigError, WireError
 from .prompt import Prompt
-from .wire import FixedMark, check_fixed, check_name, check_steps, convert
+from .wire import FixedMark, check_fixed, check_name, check_steps
 
 __all__ = [
     "MAX_PREWARM_BYTES",

@@ -8,8 +8,7 @@ Frameworks that run in supersteps (LangGraph, AutoGen's GraphFlow) announce each
 `superstep`. Without such announcements the run infers from the graph what a start
 used up. Without a graph the steps are just the executing agents, at 0.
 
-Workflows come back to the same frontiers again and again, also in other runs, so what
-was computed for one is kept with the graph (at most `MAX_KNOWN_STEPS`).
+What was computed for a place where some run stood is kept with the graph (`position`).
 """
 
 from __future__ import annotations
@@ -19,20 +18,18 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from .distance import Frontier, steps_to_execution
-from .frontier import RunFrontier
+from .frontier import Arrivals, within
 from .graph import AgentStepGraph
-from .likelihood import Transitions, likelihoods
+from .likelihood import Transitions
 from .observer import Observer
+from .position import NO_STEPS, Event, positions_of
 from .wire import FixedMark, Snapshot, StepUpdate
 
 __all__ = ["Listener", "Run"]
 
 Listener = Callable[[StepUpdate], None]
 
-MAX_KNOWN_STEPS = 1 << 19
-"""Steps that are kept with one graph: its agents times the frontiers."""
-_NO_STEPS: Snapshot[int] = Snapshot()
+_NO_ARRIVALS: Arrivals = frozenset()
 
 _logger = logging.getLogger(__name__)
 _logger.addHandler(logging.NullHandler())
@@ -68,15 +65,17 @@ class Run:
         self.id = run_id or secrets.token_hex(16)
         self._listeners = () if listener is None else (listener,)
         self._lock = threading.Lock()
-        self._frontier = RunFrontier(graph, Observer(transitions, graph))
+        self._observer = Observer(transitions, graph)
+        self._positions = positions_of(graph)
+        self._position = self._positions.first
         self._weights = None
         if transitions is not None and graph is not None:
             self._weights = transitions.weights(graph)
-        self._steps = _NO_STEPS
+        self._steps: Snapshot[int] = NO_STEPS
         self._likelihood: Snapshot[float] | None = None
         self._seq = 0
         self._final = False
-        self._deliver(self._changed())
+        self._deliver(self._arrive())
 
     @property
     def finished(self) -> bool:
@@ -89,20 +88,30 @@ class Run:
 
     def fire(self, *nodes: str) -> None:
         """`nodes` have been triggered and will start; one entry per execution."""
-        self._tell(lambda frontier: frontier.fire(nodes))
+        self._tell(("fire", nodes))
 
     def start(self, node: str, *, caller: str | None = None) -> None:
         """One execution of `node` begins, inside of one of `caller` if given."""
-        self._tell(lambda frontier: frontier.start(node, caller))
+        with self._lock:
+            if self._final:
+                return
+            self._observer.start(node, caller)
+            update = self._move(("start", node))
+        self._deliver(update)
 
     def end(self, node: str, *, caller: str | None = None) -> None:
         """One execution of `node` is over; its successors are next."""
-        self._tell(lambda frontier: frontier.end(node, caller))
+        with self._lock:
+            if self._final:
+                return
+            self._observer.end(node, caller)
+            update = self._move(("end", node))
+        self._deliver(update)
 
     def suspend(self, node: str) -> None:
         """One execution of `node` broke off and will be repeated: a retry, or an
         interrupt that waits for its answer."""
-        self._tell(lambda frontier: frontier.suspend(node))
+        self._tell(("suspend", node))
 
     def superstep(
         self,
@@ -118,7 +127,15 @@ class Run:
         what barriers have received by now, by number of the group, for frameworks that
         know it better than the graph does.
         """
-        self._tell(lambda frontier: frontier.superstep(nodes, subtree, arrivals or {}))
+        with self._lock:
+            if self._final:
+                return
+            holding = self._position.frontier.holding
+            ended = [name for name in holding if within(name, subtree)]
+            self._observer.superstep(ended, nodes)
+            event = ("superstep", nodes, subtree, _frozen(arrivals))
+            update = self._move(event)
+        self._deliver(update)
 
     def resume(
         self,
@@ -130,11 +147,11 @@ class Run:
 
         `subtree` and `arrivals` as for `superstep`.
         """
-        self._tell(lambda frontier: frontier.resume(nodes, subtree, arrivals or {}))
+        self._tell(("resume", nodes, subtree, _frozen(arrivals)))
 
     def pause(self) -> None:
         """Nothing executes until `resume`; what did will be repeated."""
-        self._tell(lambda frontier: frontier.pause())
+        self._tell(("pause",))
 
     def finish(self) -> None:
         """The run is over, for good; later events change nothing."""
@@ -142,8 +159,10 @@ class Run:
             if self._final:
                 return
             self._final = True
-            self._frontier.finish()
-            self._steps, self._likelihood = _NO_STEPS, None
+            frontier = self._position.frontier
+            whole = not frontier.executing and not frontier.fired
+            self._observer.finish(frontier.holding, whole=whole)
+            self._steps, self._likelihood = NO_STEPS, None
             self._seq += 1
             update = self._snapshot()
         self._deliver(update)
@@ -155,44 +174,25 @@ class Run:
         with self._lock:
             return self._snapshot(agent, fixed)
 
-    def _tell(self, event: Callable[[RunFrontier], None]) -> None:
+    def _tell(self, event: Event) -> None:
         with self._lock:
             if self._final:
                 return
-            event(self._frontier)
-            update = self._changed()
+            update = self._move(event)
         self._deliver(update)
 
-    def _changed(self) -> StepUpdate | None:
-        frontier = self._frontier.frozen()
-        steps, likelihood = self._known(frontier)
-        if steps is self._steps or steps == self._steps:
+    def _move(self, event: Event) -> StepUpdate | None:
+        self._position = self._positions.after(self._position, event)
+        return self._arrive()
+
+    def _arrive(self) -> StepUpdate | None:
+        position = self._position
+        if position.steps is self._steps:
             return None
-        self._steps, self._likelihood = steps, likelihood
+        self._steps = position.steps
+        self._likelihood = position.likelihood(self.graph, self._weights)
         self._seq += 1
         return self._snapshot()
-
-    def _known(
-        self, frontier: Frontier
-    ) -> tuple[Snapshot[int], Snapshot[float] | None]:
-        graph = self.graph
-        if graph is None:
-            running = frontier.executing | frontier.fired | frontier.hosting
-            return Snapshot(dict.fromkeys(running, 0)), None
-        key = frontier.key
-        found = graph.memo.get(key)
-        if found is not None and found[2] is self._weights:
-            return found[0], found[1]
-        steps = found[0] if found else Snapshot(steps_to_execution(graph, frontier))
-        likelihood = None
-        if self._weights is not None:
-            known = likelihoods(graph, frontier, self._weights)
-            reported = {name: known[name] for name in steps if name in known}
-            likelihood = Snapshot(reported) if reported else None
-        while len(graph.memo) * len(graph.nodes) >= MAX_KNOWN_STEPS:
-            graph.memo.pop(next(iter(graph.memo), None), None)
-        graph.memo[key] = (steps, likelihood, self._weights)
-        return steps, likelihood
 
     def _snapshot(
         self, agent: str | None = None, fixed: FixedMark | None = None
@@ -217,3 +217,9 @@ class Run:
                 listener(update)
             except Exception:
                 _logger.warning("a listener of run %s failed", self.id, exc_info=True)
+
+
+def _frozen(arrivals: Mapping[int, Iterable[str]] | None) -> Arrivals:
+    if not arrivals:
+        return _NO_ARRIVALS
+    return frozenset((group, frozenset(got)) for group, got in arrivals.items())

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import atexit
 import functools
-import itertools
 import json
 import logging
 import os
-import random
 import threading
 import time
 import weakref
@@ -28,22 +26,19 @@ from . import wire
 from .config import Config
 from .counters import Counters
 from .prewarm import PREWARM_PATH, PrewarmRequest
+from .target import Target
 from .wire import StepUpdate
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Stream", "Target"]
+__all__ = ["Stream"]
 
 log = logging.getLogger("kvflow")
 log.addHandler(logging.NullHandler())
 
-MAX_BATCH = 64
-"""Runs in one message: fewer than the server accepts, so that one is soon sent."""
-FIRST_BACKOFF = 0.1
 MAX_ANSWER = 64 * 1024
-MAX_PROMPTS = 1024
-"""Prompts to be computed ahead that wait for one server."""
+MAX_CHORES = 64
 COALESCE_S = 0.001
 """Until a snapshot is sent that nothing else waited with. Whoever made it is about to
 make a call, and goes on meanwhile without this thread in its way."""
@@ -53,65 +48,6 @@ _NOT_KVFLOW = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
 
 _Job = Callable[["httpx.Client"], None]
-
-
-class Target:
-    """One server: what waits for it, and until when it is left alone."""
-
-    def __init__(self, root: str, api_key: str | None) -> None:
-        self.root = root
-        self.api_key = api_key
-        self.pending: dict[str, StepUpdate] = {}
-        self.prompts: deque[PrewarmRequest] = deque(maxlen=MAX_PROMPTS)
-        self.failures = 0
-        self.not_before = 0.0
-        self.said: set[tuple[str, int]] = set()
-        """Paths and statuses that have been logged since it last recovered."""
-
-    def keep(self, update: StepUpdate, bound: int) -> int:
-        """Let `update` wait; returns how many snapshots were given up for room.
-
-        The end of a run is never given up for a snapshot of one that goes on.
-        """
-        waiting = self.pending.get(update.run)
-        if waiting is not None:
-            if update.seq > waiting.seq and not waiting.final:
-                self.pending[update.run] = update
-            return 0
-        if len(self.pending) >= bound:
-            unfinished = (run for run, u in self.pending.items() if not u.final)
-            oldest = next(unfinished, None)
-            if oldest is None and not update.final:
-                return 1
-            del self.pending[next(iter(self.pending)) if oldest is None else oldest]
-            self.pending[update.run] = update
-            return 1
-        self.pending[update.run] = update
-        return 0
-
-    def take(self) -> list[StepUpdate]:
-        """The next batch: at most `MAX_BATCH` runs with `MAX_AGENTS` entries."""
-        batch: list[StepUpdate] = []
-        entries = 0
-        for run in list(itertools.islice(self.pending, MAX_BATCH)):
-            update = self.pending[run]
-            entries += len(update.steps or ()) + len(update.likelihood or ())
-            if batch and entries > wire.MAX_AGENTS:
-                break
-            batch.append(self.pending.pop(run))
-        return batch
-
-    def recover(self) -> None:
-        if self.failures:
-            self.failures = 0
-            self.said.clear()
-
-    def fail(self, now: float, bound: float, *, at_once: bool = False) -> None:
-        """Leave the server alone: twice as long as last time, or for the bound."""
-        pause = bound if at_once else FIRST_BACKOFF * 2 ** min(self.failures, 30)
-        self.failures += 1
-        # Spread, so that many clients do not come back at the same moment.
-        self.not_before = now + min(pause, bound) * random.uniform(0.75, 1.0)
 
 
 class Stream:
@@ -127,6 +63,7 @@ class Stream:
         self._changed = threading.Condition()
         self._targets: dict[str, Target] = {}
         self._probes: dict[str, Callable[[bool | None], None]] = {}
+        self._chores: deque[Callable[[], None]] = deque(maxlen=MAX_CHORES)
         self._thread: threading.Thread | None = None
         self._busy = False
         self._closed = False
@@ -162,6 +99,13 @@ class Stream:
                 target.prompts.append(request)
             self._wake()
 
+    def later(self, chore: Callable[[], None]) -> None:
+        """Do `chore` when no snapshot waits; the oldest go if there are too many."""
+        with self._changed:
+            if not self._closed:
+                self._chores.append(chore)
+                self._wake()
+
     def probe(self, root: str, tell: Callable[[bool | None], None]) -> None:
         """Ask, in the background, whether `root` is KVFlow, and `tell` the answer.
 
@@ -192,9 +136,8 @@ class Stream:
     def _idle(self) -> bool:
         now = time.monotonic()
         waiting = (t for t in self._targets.values() if t.pending or t.prompts)
-        return not (
-            self._busy or self._probes or any(t.not_before <= now for t in waiting)
-        )
+        mine = self._busy or self._probes or self._chores
+        return not (mine or any(t.not_before <= now for t in waiting))
 
     def _wake(self) -> None:
         if self._thread is None:
@@ -234,12 +177,16 @@ class Stream:
                 waiting = [t for t in self._targets.values() if t.pending or t.prompts]
                 now = time.monotonic()
                 target = min(waiting, key=lambda t: t.not_before, default=None)
-                if target is not None and target.not_before <= now:
+                due = None if target is None or target.not_before > now else target
+                if self._chores and not (due and due.pending):
                     self._busy = True
-                    if not target.pending:
-                        prompt = target.prompts.popleft()
-                        return functools.partial(self._post_prompt, target, prompt)
-                    return functools.partial(self._post, target, target.take())
+                    return _without_http(self._chores.popleft())
+                if due is not None:
+                    self._busy = True
+                    if not due.pending:
+                        prompt = due.prompts.popleft()
+                        return functools.partial(self._post_prompt, due, prompt)
+                    return functools.partial(self._post, due, due.take())
                 if self._closed:
                     return None
                 pause = None if target is None else target.not_before - now
@@ -283,8 +230,8 @@ class Stream:
     def _send(
         self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
     ) -> tuple[int, bytes]:
-        body = json.dumps(wire.to_envelope(batch), separators=(",", ":"))
-        return self._send_body(target, wire.STEPS_PATH, body.encode(), http)
+        body = wire.encode_envelope(batch)
+        return self._send_body(target, wire.STEPS_PATH, body, http)
 
     def _send_body(
         self, target: Target, path: str, body: bytes, http: httpx.Client
@@ -349,6 +296,10 @@ def _taken(status: int, text: bytes, sent: int) -> int | None:
     if error.get("field") == "body" or not isinstance(taken, int):
         return None
     return min(max(taken, 0), sent)
+
+
+def _without_http(chore: Callable[[], None]) -> _Job:
+    return lambda _: chore()
 
 
 def _let_go_on(http: httpx.Client) -> None:

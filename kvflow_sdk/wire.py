@@ -19,14 +19,15 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import re
+import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from .deflate import Snapshot, compress
+from .checks import MAX_NAME_CHARS, check_range, check_version, convert
+from .deflate import Piece, Snapshot, member, stored, stream
 from .errors import WireError
 from .ids import message_id
 
@@ -52,7 +53,7 @@ __all__ = [
     "check_fixed",
     "check_name",
     "check_steps",
-    "convert",
+    "encode_envelope",
     "from_header",
     "parse_envelope",
     "parse_payload",
@@ -61,8 +62,6 @@ __all__ = [
     "to_envelope",
     "to_header",
 ]
-
-_T = TypeVar("_T")
 
 PROTOCOL_VERSION = "1"
 ACTION_TYPE = "kvflow.step"
@@ -82,13 +81,9 @@ MAX_INFLATED_BYTES = 256 * 1024
 MAX_AGENTS = 4096
 """Entries of `steps` and of `likelihood` in one payload."""
 MAX_STEPS = 1_000_000
-MAX_NAME_CHARS = 256
-"""Unicode code points of a client, run or agent name."""
 MAX_RUNS_PER_MESSAGE = 256
 MAX_SEQ = 2**53
 MAX_FIXED = 2**31
-
-_NUMBERS: Mapping[str, tuple[type, ...]] = {"steps": (int,), "likelihood": (float, int)}
 
 
 class FixedMark(
@@ -164,7 +159,7 @@ def speaks_kvflow(obj: object) -> bool:
         return False
     try:
         for field in ("protocol_version", "action_version"):
-            _check_version(str(obj.get(field)), capabilities()[field], field)
+            check_version(str(obj.get(field)), capabilities()[field], field)
     except WireError:
         return False
     return True
@@ -194,7 +189,7 @@ def parse_envelope(obj: object) -> list[StepUpdate]:
     Raises `WireError` naming the field.
     """
     envelope = convert(obj, _Envelope)
-    _check_version(envelope.protocol_version, PROTOCOL_VERSION, "protocol_version")
+    check_version(envelope.protocol_version, PROTOCOL_VERSION, "protocol_version")
     if len(envelope.actions) > MAX_RUNS_PER_MESSAGE:
         raise WireError(
             f"actions: {len(envelope.actions)} in one message, "
@@ -205,7 +200,7 @@ def parse_envelope(obj: object) -> list[StepUpdate]:
     updates = []
     for action in envelope.actions:
         if action.action_type == ACTION_TYPE:
-            _check_version(action.action_version, ACTION_VERSION, "action_version")
+            check_version(action.action_version, ACTION_VERSION, "action_version")
             updates.append(parse_payload(action.payload))
     return updates
 
@@ -217,7 +212,7 @@ def parse_payload(obj: object) -> StepUpdate:
     check_name(update.run, "run")
     if update.agent is not None:
         check_name(update.agent, "agent")
-    _check_range(update.seq, MAX_SEQ, "seq")
+    check_range(update.seq, MAX_SEQ, "seq")
     if update.steps is not None:
         check_steps(update.steps)
     if update.likelihood is not None:
@@ -241,7 +236,7 @@ def check_fixed(fixed: FixedMark) -> None:
     for name in ("message", "chars", "tokens"):
         value = getattr(fixed, name)
         if value is not None:
-            _check_range(value, MAX_FIXED, f"fixed.{name}")
+            check_range(value, MAX_FIXED, f"fixed.{name}")
     if (fixed.message is None) != (fixed.chars is None):
         text = "fixed.message and fixed.chars go together"
         raise WireError(text, field="fixed.message")
@@ -307,14 +302,26 @@ def from_header(value: str) -> list[StepUpdate]:
         raise WireError(f"{HEADER}: not JSON ({error})", field=HEADER) from error
 
 
+def encode_envelope(updates: Sequence[StepUpdate]) -> bytes:
+    """`to_envelope` of `updates` as JSON."""
+    message = message_id()
+    try:
+        actions = []
+        for index, update in enumerate(updates):
+            pieces = [piece.text for piece in _snapshots(update)]
+            actions.append(b"".join([_head(update, message, index), *pieces, b"}}"]))
+    except UnicodeEncodeError:
+        # Names that are no Unicode text are escaped; the server refuses those, alone.
+        return json.dumps(to_envelope(updates), separators=(",", ":")).encode()
+    return b"".join([_beginning(message), b",".join(actions), b"]}"])
+
+
 def _pack(update: StepUpdate) -> str:
     """The envelope as JSON in a zlib stream in base64url."""
-    small = msgspec.structs.replace(update, steps=None, likelihood=None)
+    message = message_id()
     try:
-        text = msgspec.json.encode(to_envelope([small]))
-        entries = {"steps": update.steps, "likelihood": update.likelihood}
-        # The last four brackets close the payload, action, actions and the envelope.
-        packed = compress(text[:-4], entries, text[-4:])
+        head = stored(_beginning(message) + _head(update, message, 0))
+        packed = stream([head, *_snapshots(update), _ENDING])
     except UnicodeEncodeError as error:
         raise WireError(
             f"{HEADER}: a name is not Unicode text ({error})", field=HEADER
@@ -322,52 +329,35 @@ def _pack(update: StepUpdate) -> str:
     return base64.urlsafe_b64encode(packed).decode()
 
 
-def convert(obj: object, kind: type[_T]) -> _T:
-    """`obj` as a `kind`. Raises `WireError` naming the field."""
-    try:
-        return msgspec.convert(obj, kind, from_attributes=True)
-    except msgspec.ValidationError as error:
-        field = _field_of(str(error), obj)
-        raise WireError(f"{field}: {error}", field=field) from error
+_BEGINNING = (
+    f'{{"protocol_version":"{PROTOCOL_VERSION}","message_id":"%s","actions":['
+).encode()
+_ACTION = (
+    f'{{"action_id":"%s-%d","action_type":"{ACTION_TYPE}",'
+    f'"action_version":"{ACTION_VERSION}","payload":%s'
+).encode()
+_ENDING = stored(b"}}]}", final=True)
 
 
-def _field_of(message: str, obj: object) -> str:
-    """The offending field in a message of msgspec.
-
-    msgspec ends it with the path (``at `$.steps[...]` ``) of the value, or of the
-    object that lacks a field, and does not say which key of a mapping it was.
-    """
-    path = message.rpartition("`$")[2].strip("`.") if "`$" in message else ""
-    if missing := re.search(r"missing required field `(\w+)`", message):
-        path = f"{path}.{missing[1]}".strip(".")
-    name, is_entry, _ = path.partition("[...]")
-    entries = obj.get(name) if is_entry and isinstance(obj, Mapping) else None
-    if isinstance(entries, Mapping):
-        for key, value in entries.items():
-            if isinstance(value, bool) or not isinstance(value, _NUMBERS[name]):
-                return f"{name}[{str(key)[:MAX_NAME_CHARS]!r}]"
-    return path or "body"
+def _beginning(message: str) -> bytes:
+    """An envelope up to its first action; put together, since all of it is known."""
+    return _BEGINNING % message.encode()
 
 
-def _check_version(got: str, known: str, field: str) -> None:
-    major, _, minor = got.partition(".")
-    if major != known.partition(".")[0] or (minor and not minor.isdecimal()):
-        raise WireError(
-            f"{field}: {got[:32]!r} is not supported, this server speaks {known!r}",
-            field=field,
-        )
+def _head(update: StepUpdate, message: str, index: int) -> bytes:
+    """The action of `update` up to its snapshots and the two brackets that close it."""
+    small = msgspec.structs.replace(update, steps=None, likelihood=None)
+    return _ACTION % (message.encode(), index, msgspec.json.encode(small)[:-1])
 
 
-def _check_range(value: int, high: int, field: str) -> None:
-    if not 0 <= value <= high:
-        raise WireError(
-            f"{field}: must be between 0 and {high}, not {_shown(value)}", field=field
-        )
-
-
-def _shown(value: int) -> str:
-    # Python refuses to print an integer of more than 4 300 digits.
-    return str(value) if abs(value) < 10**18 else f"a {value.bit_length()}-bit number"
+def _snapshots(update: StepUpdate) -> list[Piece]:
+    """The rest of the payload."""
+    pieces = []
+    if update.steps is not None:
+        pieces.append(member("steps", update.steps))
+    if update.likelihood is not None:
+        pieces.append(member("likelihood", update.likelihood))
+    return pieces
 
 
 def _check_count(entries: Mapping[str, object], field: str) -> None:
@@ -386,7 +376,7 @@ def check_steps(steps: Mapping[str, int]) -> None:
         if not (0 < len(name) <= MAX_NAME_CHARS and 0 <= value <= MAX_STEPS):
             field = f"steps[{name[:MAX_NAME_CHARS]!r}]"
             check_name(name, field)
-            _check_range(value, MAX_STEPS, field)
+            check_range(value, MAX_STEPS, field)
 
 
 def _check_likelihood(likelihood: Mapping[str, float]) -> None:

@@ -1,8 +1,8 @@
 """Warns, once for each agent, of what makes its prompts new from call to call.
 
-The first calls of every agent are compared, in this process and for this process: on the
-caller's path only as far as the texts are the same (a comparison of memory), and what
-follows in a thread. What is said goes to Python's `warnings` and nowhere else.
+The first calls of every agent are compared, in this process and for this process, by the
+client's background thread; where they part too early, closely, in a thread of its own.
+What is said goes to Python's `warnings` and nowhere else.
 """
 
 from __future__ import annotations
@@ -53,14 +53,18 @@ class DriftWatch:
         self._agents: OrderedDict[str, _Agent] = OrderedDict()
         self._tokens = Tokens()
 
+    def wants(self, agent: str) -> bool:
+        """Whether another call of `agent` would be looked at."""
+        known = self._agents.get(agent)
+        return known is None or not known.done
+
     def see(self, agent: str, body: Mapping[str, Any]) -> threading.Thread | None:
         """One call of `agent` is made with this request.
 
         The thread that looks at it closely, if one does. What the body lacks to be a
         request is passed over.
         """
-        known = self._agents.get(agent)
-        if known is not None and known.done:
+        if not self.wants(agent):
             return None
         prompt = RecordedRequest(body).prompt()
         pair = self._pair(agent, prompt)

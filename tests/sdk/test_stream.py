@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvflow_sdk import stream as stream_module
+from kvflow_sdk import target as target_module
 from kvflow_sdk import wire
 from kvflow_sdk.config import Config
 from kvflow_sdk.counters import Counters
-from kvflow_sdk.stream import MAX_BATCH, Stream, Target
+from kvflow_sdk.stream import Stream
+from kvflow_sdk.target import MAX_BATCH, Target
 
 if TYPE_CHECKING:
     from conftest import Loopback
@@ -273,7 +274,7 @@ def test_batch_is_bounded_by_the_agents_in_it() -> None:
 
 
 def test_pauses_grow_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module.random, "uniform", lambda _, high: high)
+    monkeypatch.setattr(target_module.random, "uniform", lambda _, high: high)
     target = Target("http://h", None)
     pauses = []
     for _ in range(8):

@@ -8,6 +8,7 @@ import random
 import zlib
 from contextlib import suppress
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,6 +82,37 @@ def _without_likelihood(update: wire.StepUpdate) -> wire.StepUpdate:
 def test_update_survives_the_envelope(update: wire.StepUpdate) -> None:
     body = json.loads(json.dumps(wire.to_envelope([update])))
     assert wire.parse_envelope(body) == [update]
+
+
+@given(st.lists(updates, max_size=4))
+def test_envelope_as_json_says_the_same_as_the_envelope(
+    several: list[wire.StepUpdate],
+) -> None:
+    text = wire.encode_envelope(several)
+    assert wire.parse_envelope(json.loads(text)) == several
+    written = wire.to_envelope(several)
+    assert json.loads(text).keys() == written.keys()
+    assert [a.keys() for a in json.loads(text)["actions"]] == [
+        a.keys() for a in written["actions"]
+    ]
+
+
+@given(updates, updates)
+def test_a_snapshot_is_packed_once_and_fits_in_every_header(
+    one: wire.StepUpdate, other: wire.StepUpdate
+) -> None:
+    shared = wire.Snapshot(one.steps or {})
+    for update in (one, other):
+        said = msgspec.structs.replace(update, steps=shared, likelihood=None)
+        (read,) = wire.from_header(wire.to_header(said))
+        assert read == said
+
+
+def test_a_name_that_is_no_text_takes_no_other_snapshot_with_it() -> None:
+    good = wire.StepUpdate(client="c", run="r1", seq=1, steps={"a": 1})
+    bad = wire.StepUpdate(client="c", run="r2", seq=1, steps={"\ud800": 1})
+    found = wire.parse_envelope(json.loads(wire.encode_envelope([good, bad])))
+    assert found == [good, bad]
 
 
 @given(st.text(max_size=400) | st.binary(max_size=400).map(packed))

@@ -177,7 +177,7 @@ class _Caller:
 
     def pair(self, agent: str, question: str, plain_first: bool) -> _Pair:
         prompt = f"You are {agent}. " + "Answer in one word. " * (PROMPT_CHARS // 20)
-        request = {
+        request: dict[str, Any] = {
             "model": "default",
             "messages": [
                 {"role": "system", "content": prompt},
