@@ -48,8 +48,8 @@ class Position:
         self._at = at
         self.frontier = frontier
         self.steps = steps
-        """Equal steps of positions of one graph are the same object."""
-        self.moves: dict[Event, Position] = {}
+        self.moves: dict[Event, tuple[Position, bool]] = {}
+        """Where an event leads, and whether the steps there are others."""
         self._likelihood: tuple[Weights, Snapshot[float] | None] = (None, None)
 
     def leave(self, event: Event) -> RunFrontier:
@@ -83,40 +83,36 @@ class Positions:
         agents = _UNDECLARED_AGENTS if graph is None else len(graph.nodes)
         self._bound = max(1, MAX_KNOWN_STEPS // max(1, agents))
         self._known: dict[tuple[object, ...], Position] = {}
-        self._steps: dict[frozenset[tuple[str, int]], Snapshot[int]] = {}
-        self._forget()
         self.first = self._find(RunFrontier(graph))
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def after(self, position: Position, event: Event) -> Position:
-        """Where `event` leads from `position`."""
+    def after(self, position: Position, event: Event) -> tuple[Position, bool]:
+        """Where `event` leads from `position`, and whether the steps there are others."""
         moves = position.moves
         found = moves.get(event)
         if found is None:
-            found = self._find(position.leave(event))
+            reached = self._find(position.leave(event), position)
+            found = reached, reached.steps != position.steps
             if len(moves) >= MAX_MOVES:
                 moves.clear()
             moves[event] = found
         return found
 
-    def _find(self, at: RunFrontier) -> Position:
-        found = self._known.get(at.key)
+    def _find(self, at: RunFrontier, before: Position | None = None) -> Position:
+        key = at.key
+        found = self._known.get(key)
         if found is not None:
             return found
         if len(self._known) >= self._bound:
-            self._forget()
+            # Runs go on from the ones they hold, which go when the last has left.
+            self._known.clear()
         frontier = at.frozen()
         steps = self._steps_at(frontier)
-        steps = self._steps.setdefault(frozenset(steps.items()), steps)
-        return self._known.setdefault(at.key, Position(at, frontier, steps))
-
-    def _forget(self) -> None:
-        """Runs go on from the positions they hold, which go when the last has left."""
-        self._known.clear()
-        self._steps.clear()
-        self._steps[frozenset()] = NO_STEPS
+        if before is not None and steps == before.steps:
+            steps = before.steps  # what is packed once serves both
+        return self._known.setdefault(key, Position(at, frontier, steps))
 
     def _steps_at(self, frontier: Frontier) -> Snapshot[int]:
         if self._graph is None:

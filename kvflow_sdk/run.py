@@ -75,7 +75,7 @@ class Run:
         self._likelihood: Snapshot[float] | None = None
         self._seq = 0
         self._final = False
-        self._deliver(self._arrive())
+        self._deliver(self._arrive() if self._position.steps else None)
 
     @property
     def finished(self) -> bool:
@@ -182,13 +182,11 @@ class Run:
         self._deliver(update)
 
     def _move(self, event: Event) -> StepUpdate | None:
-        self._position = self._positions.after(self._position, event)
-        return self._arrive()
+        self._position, changed = self._positions.after(self._position, event)
+        return self._arrive() if changed else None
 
-    def _arrive(self) -> StepUpdate | None:
+    def _arrive(self) -> StepUpdate:
         position = self._position
-        if position.steps is self._steps:
-            return None
         self._steps = position.steps
         self._likelihood = position.likelihood(self.graph, self._weights)
         self._seq += 1

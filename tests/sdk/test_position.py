@@ -46,11 +46,13 @@ def test_a_loop_comes_back_to_the_positions_it_knows() -> None:
 
 def test_two_executions_of_one_agent_are_not_one() -> None:
     positions = Positions(None)
-    once = positions.after(positions.first, ("start", "a"))
-    twice = positions.after(once, ("start", "a"))
+    once, changed = positions.after(positions.first, ("start", "a"))
+    assert changed
+    twice, changed = positions.after(once, ("start", "a"))
     assert twice is not once
+    assert not changed
     assert twice.steps is once.steps
-    assert positions.after(twice, ("end", "a")) is once
+    assert positions.after(twice, ("end", "a")) == (once, False)
 
 
 def test_equal_steps_of_two_positions_are_reported_once() -> None:
@@ -90,7 +92,6 @@ class Recorded:
 def test_names_without_end_do_not_fill_a_position() -> None:
     positions = Positions(None)
     for number in range(position.MAX_MOVES * 3):
-        assert (
-            positions.after(positions.first, ("end", f"n{number}")) is positions.first
-        )
+        found = positions.after(positions.first, ("end", f"n{number}"))
+        assert found == (positions.first, False)
     assert len(positions.first.moves) <= position.MAX_MOVES
