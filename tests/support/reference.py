@@ -14,6 +14,7 @@ class _Run:
     seq: int
     seen: float
     steps: dict[str, int] = field(default_factory=dict)
+    likelihood: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -35,8 +36,13 @@ class Said:
             self.runs.pop(name, None)
             self.ended[name] = now
         elif run is None or update.seq > run.seq:
-            steps = update.steps if update.steps is not None else run and run.steps
-            self.runs[name] = _Run(update.seq, now, dict(steps or {}))
+            made = self.runs[name] = _Run(update.seq, now)
+            if update.steps is not None:
+                made.steps = dict(update.steps)
+                likely = update.likelihood or {}
+                made.likelihood = {a: v for a, v in likely.items() if a in made.steps}
+            elif run is not None:
+                made.steps, made.likelihood = run.steps, run.likelihood
         else:
             run.seen = now
 
@@ -62,6 +68,16 @@ class Said:
                 run.steps[agent]
                 for name, run in self.runs.items()
                 if name[0] == client and agent in run.steps
+            ),
+            default=None,
+        )
+
+    def likelihood(self, client: str, agent: str) -> float | None:
+        return max(
+            (
+                run.likelihood[agent]
+                for name, run in self.runs.items()
+                if name[0] == client and agent in run.likelihood
             ),
             default=None,
         )

@@ -12,7 +12,12 @@ from kvflow_server.policy.prefetch import (
     PrefetchAccounts,
     Room,
 )
-from kvflow_server.policy.priority import EvictionClass, EvictionKey
+from kvflow_server.policy.priority import (
+    EvictionClass,
+    EvictionKey,
+    Order,
+    nearness,
+)
 
 from .config import Mode
 from .node import state_of
@@ -231,7 +236,7 @@ class Prefetcher:
         return room.takes(
             sum(len(node.key) for node in nodes),
             lambda enough: cache.full_component.displaceable(
-                _ceiling(choice), choice.client, enough
+                self._ceiling(choice), choice.client, enough
             ),
         )
 
@@ -240,7 +245,7 @@ class Prefetcher:
         cache = self._cache
         if not self._fits(piece, choice, reserve):
             return False
-        with cache.full_component.evict_below(_ceiling(choice), choice.client):
+        with cache.full_component.evict_below(self._ceiling(choice), choice.client):
             operation = cache.loads.start(piece)
         if operation is None:
             return False
@@ -249,6 +254,13 @@ class Prefetcher:
         for node in piece:
             state_of(node).prefetched = (choice.client, choice.agent)
         return True
+
+    def _ceiling(self, choice: Candidate) -> EvictionKey:
+        """Only what is evicted before every prompt as near as this one may go for it."""
+        group = EvictionClass.RETAINED if choice.retained else EvictionClass.FIXED
+        by_likelihood = self._cache.config.mode.order is Order.WORKFLOW
+        unlikely = choice.unlikelihood if by_likelihood else 0.0
+        return EvictionKey(group, nearness(choice.steps, unlikely), _EARLIEST)
 
     def _stamp(self) -> tuple[int, ...]:
         """Equal stamps: planning again would find what it found before."""
@@ -261,9 +273,3 @@ class Prefetcher:
             cache.evictable_size(),
             cache.token_to_kv_pool_allocator.available_size(),
         )
-
-
-def _ceiling(choice: Candidate) -> EvictionKey:
-    """Only what is evicted before every prompt as near as this one may go for it."""
-    group = EvictionClass.RETAINED if choice.retained else EvictionClass.FIXED
-    return EvictionKey(group, -choice.steps, _EARLIEST)

@@ -22,7 +22,12 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from kvflow_server.policy.prefetch import Room
 from kvflow_server.policy.prewarm import Prewarm, PrewarmQueue
-from kvflow_server.policy.priority import EvictionClass, EvictionKey, Owner
+from kvflow_server.policy.priority import (
+    EvictionClass,
+    EvictionKey,
+    Owner,
+    prompt_rank,
+)
 from kvflow_server.policy.steps import Outcome
 
 from .hints import RequestTag
@@ -217,9 +222,10 @@ class Prewarmer:
         another one's sake: both are there when their agents come.
         """
         cache = self._cache
-        steps = cache.table.steps(entry.client, entry.agent)
-        if steps is not None:
-            return EvictionKey(EvictionClass.FIXED, -steps, _EARLIEST)
+        order = cache.config.mode.order
+        rank = prompt_rank(cache.table, order, entry.client, entry.agent)
+        if rank.group is EvictionClass.FIXED:
+            return EvictionKey(*rank, _EARLIEST)
         if cache.cache_controller is not None:
             return EvictionKey(EvictionClass.FIXED, _EARLIEST, _EARLIEST)
         nearness = -self._steps(entry.client, entry.agent)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvflow_server.policy.admission import PathStatus, Verdict, decide
-from kvflow_server.policy.estimates import computing_is_quicker
+from kvflow_server.policy.estimates import computing_is_quicker, copy_is_hidden
 
 if TYPE_CHECKING:
     from .cache import KVFlowCache
@@ -35,15 +35,21 @@ def verdict_on(
     if not loading and not worth_loading:
         return Verdict.ADMIT
     status = PathStatus(loading=loading, backed_up=host_hit if worth_loading else 0)
+    speeds = cache.speeds
+    bus, prefill = speeds.bus.value, speeds.prefill.value
+    computed = wanted - status.backed_up
     return decide(
         status,
         other_ready=other_ready(),
         room=room(),
         computing_is_quicker=computing_is_quicker(
-            copied=status.backed_up,
-            computed=wanted - status.backed_up,
-            bus=cache.speeds.bus.value,
-            prefill=cache.speeds.prefill.value,
+            copied=status.backed_up, computed=computed, bus=bus, prefill=prefill
+        ),
+        copy_is_hidden=copy_is_hidden(
+            copied=speeds.tokens_on_bus + status.backed_up,
+            computed=computed,
+            bus=bus,
+            prefill=prefill,
         ),
         skips=skips,
         limit=cache.config.max_skips,

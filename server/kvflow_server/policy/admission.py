@@ -48,6 +48,7 @@ def decide(
     skips: int,
     limit: int,
     computing_is_quicker: bool = False,
+    copy_is_hidden: bool = False,
 ) -> Verdict:
     """What to do with a request whose prefix stands as `path` says.
 
@@ -56,10 +57,14 @@ def decide(
     that have skipped this request so far; from `limit` on it is admitted whatever its
     path, for a LOADING part is joined and never computed again. `computing_is_quicker`:
     than copying what is only in host memory; heeded where the request would wait for
-    the copy, for while others run it costs nobody anything.
+    the copy, for while others run it costs nobody anything. `copy_is_hidden`: whatever
+    the request waits for arrives while it computes the rest, layer by layer. Then the
+    device is not kept waiting, and to pass the request over would be for nothing.
     """
     if not path.loading and not path.backed_up:
         return Verdict.ADMIT
+    if copy_is_hidden and (room or not path.backed_up):
+        return Verdict.JOIN if path.loading else Verdict.ADMIT
     patient = other_ready and skips < limit
     if path.backed_up and not path.loading:
         if not room or (other_ready and not patient):

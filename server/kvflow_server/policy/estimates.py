@@ -15,7 +15,13 @@ import math
 import statistics
 from collections import deque
 
-__all__ = ["Pace", "Rate", "computing_is_quicker", "worth_prefetching"]
+__all__ = [
+    "Pace",
+    "Rate",
+    "computing_is_quicker",
+    "copy_is_hidden",
+    "worth_prefetching",
+]
 
 _MARGIN = 1.25
 """Computing must be this much quicker than a copy to be preferred: stock SGLang always
@@ -87,6 +93,21 @@ def computing_is_quicker(
     if bus is None or prefill is None:
         return False
     return copied / bus > _MARGIN * (copied + computed) / prefill
+
+
+def copy_is_hidden(
+    copied: int, computed: int, bus: float | None, prefill: float | None
+) -> bool:
+    """Whether a copy ends before the computing beside it does, which waits for it layer
+    by layer.
+
+    `copied`: tokens on the bus until the request has all it needs, those before it in
+    the queue included; `computed`: tokens that it computes. Rates in tokens per second.
+    While one is unknown all is taken to be hidden, which is what stock SGLang does.
+    """
+    if bus is None or prefill is None:
+        return True
+    return copied / bus <= computed / prefill
 
 
 def worth_prefetching(

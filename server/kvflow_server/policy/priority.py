@@ -3,7 +3,7 @@
 One number does not order everything, so the key is (class, -P, last access) and the
 smallest key goes first. P is the node's steps-to-execution: the minimum over the
 fixed prompts that end in its subtree, so a shared prefix is as near as the nearest
-agent below it. Class and -P together are a node's `Rank`; recency decides among equals.
+agent below it; among equal steps the likelihood decides, as far as it is known. Class and -P together are a node's `Rank`; recency decides among equals.
 
 `Order` takes the policy apart: how much of it is applied.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from .steps import StepTable
@@ -25,6 +26,7 @@ __all__ = [
     "Rank",
     "Use",
     "eviction_key",
+    "nearness",
     "prompt_rank",
     "suffix_rank",
 ]
@@ -62,7 +64,8 @@ class Rank(NamedTuple):
 
     group: EvictionClass
     nearness: float
-    """-P: the larger the steps-to-execution, the earlier the node goes."""
+    """-P: the larger the steps-to-execution, the earlier the node goes; of equal ones
+    the less likely goes first (`nearness`)."""
 
 
 class EvictionKey(NamedTuple):
@@ -96,16 +99,21 @@ class Use(IntEnum):
 UNKNOWN = Rank(EvictionClass.UNKNOWN, 0)
 _RANKS = {group: Rank(group, 0) for group in EvictionClass}
 _UNREACHED = Rank(EvictionClass.RETAINED, -float("inf"))
-_MADE = {
-    group: tuple(Rank(group, -steps) for steps in range(256))
-    for group in (EvictionClass.RETAINED, EvictionClass.FIXED)
-}
-"""Thousands of prompts share these few."""
+_LEVELS = 16
+"""Likelihoods closer to each other than this many'th count as equal: what hardly differs
+is not worth a copy."""
 
 
-def _at(group: EvictionClass, steps: int) -> Rank:
-    made = _MADE[group]
-    return made[steps] if steps < len(made) else Rank(group, -steps)
+def nearness(steps: int, unlikelihood: float = 0.0) -> float:
+    """-P, between agents of equal steps the likelier one a little nearer; never as near
+    as one that is a step less away. An unknown likelihood counts as 1."""
+    return -steps - round(unlikelihood * _LEVELS) / (_LEVELS + 1)
+
+
+@lru_cache(maxsize=4096)
+def _at(group: EvictionClass, steps: int, unlikelihood: float = 0.0) -> Rank:
+    """Thousands of prompts share a few of these."""
+    return Rank(group, nearness(steps, unlikelihood))
 
 
 def prompt_rank(table: StepTable, order: Order, client: str, agent: str) -> Rank:
@@ -115,8 +123,12 @@ def prompt_rank(table: StepTable, order: Order, client: str, agent: str) -> Rank
     if order is Order.CLASSES:
         return _RANKS[EvictionClass.FIXED] if table.knows(client) else UNKNOWN
     steps = table.steps(client, agent)
-    if steps is not None:
+    if steps is not None and order is Order.STEPS:
         return _at(EvictionClass.FIXED, steps)
+    if steps is not None:
+        likelihood = table.likelihood(client, agent)
+        unlikely = 0.0 if likelihood is None else 1.0 - likelihood
+        return _at(EvictionClass.FIXED, steps, unlikely)
     if order is Order.STEPS or not table.knows(client):
         return UNKNOWN
     again = table.steps_of_next_run(client, agent)

@@ -15,64 +15,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import TypeVar
 
 from kvflow_sdk.wire import StepUpdate, shown_client
 
+from .feeds import Changes, Outcome, StepLimits
+
 __all__ = ["Changes", "Outcome", "StepLimits", "StepTable"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Bounds of a `StepTable`."""
-
-    clients: int = 1024
-    runs_per_client: int = 1024
-    agents_per_client: int = 8192
-    """Distinct agent names that one client's live runs may mention together."""
-    entries_per_client: int = 1 << 18
-    """Entries of `steps` in the snapshots of one client's live runs together."""
-    tombstones_per_client: int = 1024
-    lease_s: float = 600.0
-    """A client, run or tombstone unheard of for this long is forgotten."""
-
-
-class Outcome(Enum):
-    """What became of an update."""
-
-    APPLIED = "applied"
-    STALE = "stale"
-    """An older or equal `seq`, or a run that has ended: the steps were ignored."""
-    OVER_CAP = "over_cap"
-    """A bound of `StepLimits` would be exceeded: nothing was changed."""
-
-
-@dataclass(slots=True)
-class Changes:
-    """What may answer differently since the feed was last cleared.
-
-    Names in the order they changed, each once, the same on every rank. It may name
-    what came out as before, and never leaves out what did not.
-    """
-
-    clients: dict[str, None] = field(default_factory=dict)
-    """Became known, or was forgotten."""
-    runs: dict[tuple[str, str], None] = field(default_factory=dict)
-    """(client, run) that began or ended."""
-    agents: dict[tuple[str, str], None] = field(default_factory=dict)
-    """(client, agent) whose steps or likelihood changed; or their steps of the next
-    run, where no live run reaches them."""
-    calls: dict[tuple[str, str, str], None] = field(default_factory=dict)
-    """(client, run, agent) that began or ceased to execute."""
-
-    def __bool__(self) -> bool:
-        return bool(self.agents or self.runs or self.calls or self.clients)
-
-    def clear(self) -> None:
-        self.clients.clear()
-        self.runs.clear()
-        self.agents.clear()
-        self.calls.clear()
 
 
 @dataclass(slots=True)
@@ -94,6 +43,8 @@ class _Client:
     """Tombstones: a late snapshot must not bring an ended run back."""
     nearest: dict[str, dict[int, int]] = field(default_factory=dict)
     """agent -> {steps: number of live runs that say so}."""
+    likely: dict[str, dict[float, int]] = field(default_factory=dict)
+    """agent -> {likelihood: number of live runs that say so}."""
     remaining: dict[int, int] = field(default_factory=dict)
     """{steps a run has left: number of live runs}."""
     entry: dict[str, int] = field(default_factory=dict)
@@ -213,11 +164,8 @@ class StepTable:
     def likelihood(self, client: str, agent: str) -> float | None:
         """How likely the likeliest live run goes on to `agent`; None is unknown."""
         entry = self._clients.get(client)
-        runs = entry.runs.values() if entry is not None else ()
-        return max(
-            (run.likelihood[agent] for run in runs if agent in run.likelihood),
-            default=None,
-        )
+        counts = entry.likely.get(agent) if entry is not None else None
+        return max(counts) if counts else None
 
     def knows(self, client: str) -> bool:
         """Whether the client's lease still runs."""
@@ -290,6 +238,11 @@ class StepTable:
             assert remaining == client.remaining, (
                 f"what {shown}'s runs have left is off"
             )
+            likely: dict[str, dict[float, int]] = {}
+            for run in client.runs.values():
+                for agent, value in run.likelihood.items():
+                    _count(likely.setdefault(agent, {}), value, +1)
+            assert likely == client.likely, f"likelihoods of {shown} are off"
             entries = sum(len(run.steps) for run in client.runs.values())
             assert entries == client.entries, f"entries of {shown} are off"
             assert not client.runs.keys() & client.ended.keys(), shown
@@ -323,6 +276,7 @@ class StepTable:
             return
         shift = client.shift
         self._move(client, name, run, {})
+        self._set_likelihood(client, run, {})
         _count(client.remaining, 0, -1)
         del client.runs[name]
         self._mark_run(client, name)
@@ -364,7 +318,21 @@ class StepTable:
     ) -> None:
         old = run.likelihood
         run.likelihood = {a: v for a, v in likelihood.items() if a in run.steps}
-        moved = [a for a in {**old, **likelihood} if old.get(a) != likelihood.get(a)]
+        if old == run.likelihood:
+            return
+        moved = []
+        for agent in {**old, **run.likelihood}:
+            before, after = old.get(agent), run.likelihood.get(agent)
+            if before == after:
+                continue
+            counts = client.likely.setdefault(agent, {})
+            if before is not None:
+                _count(counts, before, -1)
+            if after is not None:
+                _count(counts, after, +1)
+            if not counts:
+                del client.likely[agent]
+            moved.append(agent)
         for feed in self._feeds:
             feed.agents.update(dict.fromkeys((client.name, agent) for agent in moved))
 
@@ -390,7 +358,10 @@ class StepTable:
             )
 
 
-def _count(counts: dict[int, int], value: int, sign: int) -> None:
+_Number = TypeVar("_Number", int, float)
+
+
+def _count(counts: dict[_Number, int], value: _Number, sign: int) -> None:
     counts[value] = counts.get(value, 0) + sign
     if not counts[value]:
         del counts[value]

@@ -27,7 +27,16 @@ def harness(make_harness: Make) -> Any:
         made.insert(tokens, made.tag(agent, 48, tokens))
         made.backup()
     made.evict(1000)
+    # A copy of a prompt takes longer than what a request computes beside it.
+    say_speeds(made, bus=100, prefill=100)
     return made
+
+
+def say_speeds(harness: Any, *, bus: int, prefill: int) -> None:
+    """In tokens per second, as if so measured."""
+    for _ in range(16):
+        harness.cache.speeds.bus.took_at_least(bus, 1.0)
+        harness.cache.speeds.prefill.took_at_most(prefill, 1.0)
 
 
 def request(name: str, tokens: list[int], output: int = 8) -> Any:
@@ -118,6 +127,26 @@ def test_while_others_decode_a_backed_up_prefix_is_copied_first(harness: Any) ->
     assert harness.cache.counters.load_on_demand_tokens == 48, "once"
 
 
+@pytest.mark.parametrize("bus", [1e9, None])
+def test_a_copy_that_computing_hides_is_not_waited_for(
+    make_harness: Make, bus: float | None
+) -> None:
+    """Nor is one of which nobody knows how long it takes: stock would not."""
+    harness = make_harness(pool=256, piece=16)
+    harness.insert(A, harness.tag("a", 48, A))
+    harness.backup()
+    harness.evict(1000)
+    if bus is not None:
+        say_speeds(harness, bus=int(bus), prefill=100)
+    admitted, consumer = scheduler_pass(
+        harness, [request("a", A)], [request("decoding", FRESH)]
+    )
+    assert admitted == ["a"]
+    assert consumer >= 0
+    assert harness.cache.counters.skipped_passes == 0
+    harness.finish_loads()
+
+
 def test_alone_a_backed_up_prefix_is_loaded_layer_by_layer(harness: Any) -> None:
     req = request("a", A)
     admitted, consumer = scheduler_pass(harness, [req])
@@ -174,9 +203,7 @@ def test_of_several_that_load_one_is_admitted_once_nobody_was_ready(
 def test_over_a_bus_slower_than_computing_a_lone_request_computes(
     harness: Any,
 ) -> None:
-    for _ in range(8):
-        harness.cache.speeds.bus.took_at_least(10, 1.0)
-        harness.cache.speeds.prefill.took_at_most(1000, 1.0)
+    say_speeds(harness, bus=10, prefill=1000)
     req = request("a", A)
     assert scheduler_pass(harness, [req]) == (["a"], -1)
     assert req.host_loaded_length == 0

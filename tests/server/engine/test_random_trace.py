@@ -44,6 +44,7 @@ RARE = ("awaited_copies",)
 """What a short trace need not meet."""
 _clients, _agents, _runs = map(st.sampled_from, (CLIENTS, AGENTS, "xyz"))
 _steps = st.dictionaries(_agents, st.integers(0, 3))
+_likelihoods = st.none() | st.dictionaries(_agents, st.sampled_from((0.1, 0.5, 0.9)))
 _suffixes = st.lists(st.integers(1, 2), max_size=6)
 _outputs = st.sampled_from((1, 2, 4, 8, 24))
 
@@ -65,6 +66,10 @@ class Trace(RuleBasedStateMachine):
         super().__init__()
         self.stack = contextlib.ExitStack()
         self.harness = self.build(pool=POOL, piece=8, ratio=1.5, max_skips=2)
+        for _ in range(16):
+            # Rather slow, so that requests have reason to wait for copies.
+            self.harness.cache.speeds.bus.took_at_least(100, 1.0)
+            self.harness.cache.speeds.prefill.took_at_most(100, 1.0)
         self.stack.callback(self.harness.cache.release_host_resources)
         self.stack.callback(atexit.unregister, self.harness.cache.shutdown)
         self.loop = Miniature(self.harness)
@@ -140,10 +145,23 @@ class Trace(RuleBasedStateMachine):
     ) -> None:
         self.loop.submit([*prompt_of(client, agent), *suffix, 3], output=output)
 
-    @rule(client=_clients, run=_runs, steps=_steps, late=st.integers(0, 4))
-    def say(self, client: str, run: str, steps: dict[str, int], late: int) -> None:
+    @rule(
+        client=_clients,
+        run=_runs,
+        steps=_steps,
+        likelihood=_likelihoods,
+        late=st.integers(0, 4),
+    )
+    def say(
+        self,
+        client: str,
+        run: str,
+        steps: dict[str, int],
+        likelihood: dict[str, float] | None,
+        late: int,
+    ) -> None:
         """Out of band, and perhaps overtaken by what was said later."""
-        update = self.update(client, run, steps, late=late)
+        update = self.update(client, run, steps, late=late, likelihood=likelihood)
         self.harness.cache.apply_update(update)
 
     @rule(client=_clients, run=_runs)
@@ -220,7 +238,14 @@ class Trace(RuleBasedStateMachine):
         assert table.counts() == self.said.counts()
         for client in CLIENTS:
             for agent in AGENTS:
-                assert table.steps(client, agent) == self.said.steps(client, agent)
+                said = (
+                    self.said.steps(client, agent),
+                    self.said.likelihood(client, agent),
+                )
+                assert (
+                    table.steps(client, agent),
+                    table.likelihood(client, agent),
+                ) == said
 
     def update(
         self,

@@ -66,6 +66,27 @@ def test_where_computing_is_quicker_a_request_does_not_wait_for_a_copy(
     assert found is verdict
 
 
+@pytest.mark.parametrize(
+    ("path", "room", "verdict"),
+    [
+        (IN_GPU, True, Verdict.ADMIT),
+        (LOADING, True, Verdict.JOIN),
+        (LOADING, False, Verdict.JOIN),
+        (BACKED_UP, True, Verdict.ADMIT),
+        (BACKED_UP, False, Verdict.RECOMPUTE),
+        (BOTH, True, Verdict.JOIN),
+        (BOTH, False, Verdict.SKIP),
+    ],
+)
+def test_a_copy_that_computing_hides_is_no_reason_to_pass_over(
+    path: PathStatus, room: bool, verdict: Verdict
+) -> None:
+    found = decide(
+        path, other_ready=True, room=room, skips=0, limit=4, copy_is_hidden=True
+    )
+    assert found is verdict
+
+
 _PATHS = st.builds(PathStatus, loading=st.integers(0, 9), backed_up=st.integers(0, 9))
 _SKIPPING = (Verdict.SKIP, Verdict.LOAD_AND_SKIP)
 _JOINING = (Verdict.JOIN, Verdict.JOIN_AND_RECOMPUTE)

@@ -19,6 +19,7 @@ _updates = st.builds(
     run=_names,
     seq=st.integers(0, 6),
     steps=st.none() | st.dictionaries(_names, st.integers(0, 3)),
+    likelihood=st.none() | st.dictionaries(_names, st.sampled_from([0.1, 0.5, 1.0])),
     final=st.booleans(),
 )
 
@@ -32,7 +33,8 @@ def answers(table: StepTable) -> dict[tuple[str, ...], Any]:
             said["run", client, other] = table.run_is_live(client, other)
             steps = table.steps(client, other)
             again = table.steps_of_next_run(client, other) if steps is None else None
-            said["agent", client, other] = (steps, again)
+            likelihood = table.likelihood(client, other)
+            said["agent", client, other] = (steps, again, likelihood)
     for names in product(_NAMES, repeat=3):
         said["call", *names] = table.is_executing(*names)
     return said

@@ -12,6 +12,7 @@ from kvflow_server.policy.estimates import (
     Pace,
     Rate,
     computing_is_quicker,
+    copy_is_hidden,
     worth_prefetching,
 )
 
@@ -122,3 +123,19 @@ def test_a_late_copy_over_a_slow_bus_is_not_worth_it_and_one_in_time_is() -> Non
 def test_what_was_not_measured_is_not_held_against_a_copy(unknown: str) -> None:
     known: dict[str, float | None] = {"lead": 0.0, "bus": 1.0, "prefill": 1e6}
     assert worth_prefetching(1000, 0, **{**known, unknown: None})
+
+
+@given(copied=_COUNT, computed=st.integers(0, 10_000), bus=_SPEED, prefill=_SPEED)
+def test_a_copy_is_hidden_or_waited_for_and_never_hidden_where_computing_is_quicker(
+    copied: int, computed: int, bus: float, prefill: float
+) -> None:
+    hidden = copy_is_hidden(copied, computed, bus, prefill)
+    assert hidden is (copied / bus <= computed / prefill)
+    assert not (hidden and computing_is_quicker(copied, computed, bus, prefill))
+
+
+@pytest.mark.parametrize(("bus", "prefill"), [(None, 1.0), (1.0, None), (None, None)])
+def test_an_unknown_copy_is_taken_as_stock_takes_it(
+    bus: float | None, prefill: float | None
+) -> None:
+    assert copy_is_hidden(1000, 1, bus, prefill)

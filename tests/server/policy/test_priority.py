@@ -12,6 +12,7 @@ from kvflow_server.policy.priority import (
     Owner,
     Use,
     eviction_key,
+    nearness,
 )
 from kvflow_server.policy.steps import StepLimits, StepTable
 
@@ -49,6 +50,56 @@ def test_a_shared_prefix_is_as_near_as_the_nearest_agent_below_it() -> None:
     table = table_with({"near": 1, "far": 7})
     shared = eviction_key(table, [("c", "far"), ("c", "near")], None, 0.0)
     assert shared == eviction_key(table, [("c", "near")], None, 0.0)
+
+
+def _likely(a: float | None, b: float | None, *, steps: int = 1) -> StepTable:
+    """Agents a and b, equally far, that likely; c one step farther, for certain."""
+    known = {"a": a, "b": b, "c": 1.0}
+    likelihood = {agent: value for agent, value in known.items() if value is not None}
+    table = StepTable()
+    update = StepUpdate(
+        client="c",
+        run="live",
+        seq=1,
+        steps={"a": steps, "b": steps, "c": steps + 1},
+        likelihood=likelihood,
+    )
+    table.apply(update, 0)
+    return table
+
+
+def test_among_equal_steps_the_less_likely_goes_first_whatever_its_recency() -> None:
+    table = _likely(0.9, 0.1)
+    a, b, c = (
+        eviction_key(table, [("c", n)], None, t)
+        for n, t in zip("abc", (1, 9, 9), strict=True)
+    )
+    assert c < b < a, "a step outweighs any likelihood"
+
+
+def test_likelihoods_that_hardly_differ_leave_it_to_recency() -> None:
+    table = _likely(0.80, 0.81)
+    assert eviction_key(table, [("c", "a")], None, 5.0) > eviction_key(
+        table, [("c", "b")], None, 4.0
+    )
+
+
+def test_an_unknown_likelihood_counts_as_certain() -> None:
+    table = _likely(None, 0.99)
+    certain, likely = (eviction_key(table, [("c", n)], None, 0.0) for n in "ab")
+    assert certain == likely
+
+
+def test_the_papers_order_knows_no_likelihood() -> None:
+    table = _likely(0.9, 0.1)
+    a, b = (eviction_key(table, [("c", n)], None, 0.0, order=Order.STEPS) for n in "ab")
+    assert a == b
+
+
+@given(st.integers(0, 300), st.floats(0, 1), st.floats(0, 1))
+def test_no_likelihood_outweighs_a_step(steps: int, near: float, far: float) -> None:
+    assert nearness(steps + 1, 1 - far) < nearness(steps, 1 - near)
+    assert nearness(steps) == -steps
 
 
 def test_after_its_lease_a_prompt_is_an_ordinary_entry() -> None:
