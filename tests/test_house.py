@@ -227,7 +227,8 @@ def _function_lengths() -> dict[str, int]:
 
 def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """A typer command: its signature is the table of its options, not code."""
-    return any(".command(" in ast.unparse(entry) for entry in node.decorator_list)
+    decorators = [ast.unparse(entry) for entry in node.decorator_list]
+    return any(".command(" in d or ".callback(" in d for d in decorators)
 
 
 def _over(lengths: Mapping[Path, int] | Mapping[str, int], limit: int) -> list[str]:

@@ -28,6 +28,10 @@ _LAZY = {
         "kvflow_server.bench.cli",
         "Run the experiments that KVFlow is judged by.",
     ),
+    "simulate": (
+        "kvflow_server.sim.cli",
+        "Simulate workflows on hardware that is not here.",
+    ),
     "lint": ("kvflow_server.lint", "Find what makes prompts drift."),
 }
 

@@ -27,8 +27,10 @@ class Costs:
     """Between host memory and the device, each way."""
     bus_latency_s: float = 0.0
     """Of one copy."""
-    prefill_s: float
-    """Of a batch, whatever is in it."""
+    prefill_s: float = 0.0
+    """Of a batch, whatever is in it, beside what follows."""
+    prefill_least_s: float = 0.0
+    """What a batch computes takes at least this: one pass over the weights."""
     prefill_token_s: float
     prefill_attention_s: float = 0.0
     """Of a new token, for each token before it."""
@@ -60,11 +62,8 @@ class Costs:
         """Of a batch, by request (tokens before, new tokens)."""
         new = sum(tokens for _, tokens in batch)
         pairs = sum(t * (before + t / 2) for before, t in batch)
-        return (
-            self.prefill_s
-            + self.prefill_token_s * new
-            + self.prefill_attention_s * pairs
-        )
+        compute = self.prefill_token_s * new + self.prefill_attention_s * pairs
+        return self.prefill_s + max(self.prefill_least_s, compute)
 
     def decode_seconds(self, requests: int, context: int) -> float:
         """Of one step of so many requests with `context` tokens before them in all."""

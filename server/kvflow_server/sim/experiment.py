@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvflow_server.bench.paper.belady import belady_s
 from kvflow_server.engine.config import EngineConfig, Mode
+from kvflow_server.policy.prefetch import PrefetchLimits
 
 from .costs import Costs
+from .scenario import Scenario
 from .server import Server, ServerSize
 from .workload import Workflow
 
-__all__ = ["SYSTEMS", "Result", "System", "simulate"]
+__all__ = ["SYSTEMS", "Comparison", "Result", "System", "compare", "simulate"]
+
+KINDS = ("device", "host", "recomputed")
+"""Where a prompt token came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,6 @@ class Result:
     """What one system made of the workflows that were measured."""
 
     workflows: list[Workflow] = field(default_factory=list)
-    seconds: float = 0.0
-    """Of simulated time, all workflows."""
     passes: int = 0
     counters: dict[str, float] = field(default_factory=dict)
 
@@ -72,37 +78,121 @@ class Result:
         """Median seconds of a workflow."""
         return statistics.median(w.seconds for w in self.workflows)
 
+    @property
+    def throughput(self) -> float:
+        """Workflows per second, from the first one's start to the last one's end."""
+        start = min(w.start for w in self.workflows)
+        end = max(w.end for w in self.workflows)
+        return len(self.workflows) / (end - start) if end > start else 0.0
+
+    def quantile_s(self, share: float) -> float:
+        """Seconds that this share of the workflows took at most."""
+        ordered = sorted(w.seconds for w in self.workflows)
+        return ordered[math.ceil(share * len(ordered)) - 1]
+
     def tokens(self, kind: str) -> float:
         """Prompt tokens of a workflow, in the mean, that came so: ``device``, ``host``
         or ``recomputed``."""
         total = sum(getattr(a, kind) for w in self.workflows for a in w.answers)
         return float(total / len(self.workflows))
 
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "workflow_s": self.workflow_s,
+            "p99_s": self.quantile_s(0.99),
+            "throughput": self.throughput,
+            "tokens": {kind: self.tokens(kind) for kind in KINDS},
+            "counters": {k: v for k, v in self.counters.items() if v},
+        }
+
 
 def simulate(
-    costs: Costs,
-    size: ServerSize,
-    system: System,
-    load: Callable[[Server, bool, Callable[[Workflow], None]], None],
-    everything: int,
+    costs: Costs, size: ServerSize, scenario: Scenario, system: System
 ) -> Result:
-    """Run what `load` starts on one server.
-
-    `load(server, hints, measured)` starts programs, which send metadata if `hints`, and
-    hands each workflow that counts to `measured`. `everything`: a pool of so many
-    tokens never evicts.
-    """
-    pool = size.pool if system.evicts else everything
-    sized = ServerSize(
-        pool=pool,
+    """The scenario on one system."""
+    sized = dataclasses.replace(
+        size,
+        pool=size.pool if system.evicts else scenario.everything_tokens,
         host=size.host if system.host else 0,
-        max_running=size.max_running,
-        max_prefill=size.max_prefill,
     )
     server = Server(costs, sized, system.config)
     result = Result()
-    load(server, system.config is not None, result.workflows.append)
-    result.seconds = server.run()
+    scenario.start(server, system.config is not None, result.workflows.append)
+    server.run()
     result.passes = server.passes
     result.counters = dict(server.cache.counters.as_dict())
     return result
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One scenario on several systems."""
+
+    costs: Costs
+    size: ServerSize
+    scenario: Scenario
+    results: dict[str, Result]
+
+    def speedup(self, system: str, over: str) -> float | None:
+        """By throughput; of programs that run alone, that is by time. None if one of
+        the two was not simulated."""
+        if system not in self.results or over not in self.results:
+            return None
+        return self.results[system].throughput / self.results[over].throughput
+
+    @property
+    def belady_s(self) -> float | None:
+        """A bound on the seconds of a workflow (`bench.paper.belady`); None where the
+        workflow is no cycle of one program, or `ideal` was not simulated."""
+        scenario, ideal = self.scenario, self.results.get("ideal")
+        alone = scenario.workflows == scenario.branches == 1
+        if ideal is None or scenario.dynamic_graph or not alone:
+            return None
+        load_s = self.costs.copy_seconds(scenario.fixed)
+        held = self.size.pool / scenario.fixed
+        return belady_s(ideal.workflow_s, load_s, scenario.agents, held)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "costs": self.costs.to_dict(),
+            "size": dataclasses.asdict(self.size),
+            "scenario": self.scenario.to_dict(),
+            "systems": {name: r.to_dict() for name, r in self.results.items()},
+            "belady_s": self.belady_s,
+            "speedup": {
+                f"{name}_over_{over}": self.speedup(name, over)
+                for over in ("recompute", "hicache", "steps")
+                for name in self.results
+                if name != over and over in self.results
+            },
+        }
+
+
+def compare(
+    costs: Costs,
+    size: ServerSize,
+    scenario: Scenario,
+    systems: Sequence[str],
+    limits: PrefetchLimits | None = None,
+) -> Comparison:
+    """The scenario on each of `systems`; with `limits`, theirs are those of prefetch.
+
+    Raises `ValueError` if a single call does not fit into the pool.
+    """
+    if size.pool <= scenario.call_tokens:
+        raise ValueError(
+            f"a device pool of {size.pool} tokens: one call alone needs "
+            f"{scenario.call_tokens} and some room"
+        )
+    results = {
+        name: simulate(costs, size, scenario, _limited(SYSTEMS[name], limits))
+        for name in systems
+    }
+    return Comparison(costs, size, scenario, results)
+
+
+def _limited(system: System, limits: PrefetchLimits | None) -> System:
+    if limits is None or system.config is None:
+        return system
+    config = dataclasses.replace(system.config, prefetch=limits)
+    return dataclasses.replace(system, config=config)

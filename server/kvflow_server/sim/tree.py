@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import TypeAlias
 
-from kvflow_server.engine.index import LeafSet
 from kvflow_server.engine.node import NodeState
 from kvflow_server.engine.order import TreeOrder
 
@@ -78,8 +77,8 @@ class Tree(TreeOrder):
         self._time = 0
         self.root_node: Node = Node(0, (), None)
         self.root_node.lock_ref = 1
-        self.evictable_device_leaves = LeafSet(self.entry_of)
-        self.evictable_host_leaves = LeafSet(self.entry_of)
+        self.evictable_device_leaves = self.leaf_set()
+        self.evictable_host_leaves = self.leaf_set()
         self.by_id: dict[int, Node] = {}
         self.evictable = 0
         """Tokens on the device that nobody has locked."""

@@ -67,17 +67,21 @@ class Program:
         runs: int,
         seed: int = 0,
         hints: bool = True,
+        jitter_s: float = 0.0,
         transitions: Transitions | None = None,
         on_end: Callable[[int, Workflow], None] = lambda number, workflow: None,
     ) -> None:
-        """`graph` None: learnt from the runs, if `transitions` are given. `on_end` is
-        told of each run that has ended, by its number."""
+        """`graph` None: learnt from the runs, if `transitions` are given. `jitter_s`: in
+        the mean, what the program adds to the time between two calls. `on_end` is told
+        of each run that has ended, by its number."""
         self._name = name
         self._plan = plan
         self._graph = graph
         self._runs = runs
         self._random = random.Random(f"{seed}/{name}")
         self._hints = hints
+        self._jitter_s = jitter_s
+        self._pauses = random.Random(f"{seed}/{name}/pauses")
         self._transitions = transitions
         self._on_end = on_end
 
@@ -103,6 +107,13 @@ class Program:
         self._on_end(number, workflow)
         if number + 1 < self._runs:
             self._begin(server, number + 1)
+
+    def pause(self, server: Server) -> float:
+        """Seconds from an answer until the next call is there."""
+        jitter = self._jitter_s
+        return server.costs.call_s + (
+            self._pauses.expovariate(1 / jitter) if jitter else 0
+        )
 
     @property
     def name(self) -> str:
@@ -163,8 +174,8 @@ class _Execution:
 
     def _answered(self, agent: str, answer: Answer) -> None:
         self._workflow.answers.append(answer)
-        server = self._server
-        server.at(server.now + server.costs.call_s, partial(self._goes_on, agent))
+        server, program = self._server, self._program
+        server.at(server.now + program.pause(server), partial(self._goes_on, agent))
 
     def _goes_on(self, agent: str) -> None:
         if self._run is not None:
