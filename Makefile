@@ -8,7 +8,7 @@ SETUP  := $(PYTHON) tools/environment.py setup
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-client setup-server print-kvflow demo test test-full test-legacy lint format lock prune clean
+.PHONY: help setup setup-client setup-server print-kvflow demo report test test-full test-legacy lint format lock prune clean
 
 help:
 	@echo "make demo          run a ten-agent workflow on real servers and compare"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-full     those, every server configuration and the long traces"
 	@echo "make test-legacy   agentUniverse and ag2, in environments of their own (1 GB)"
 	@echo "make setup         make both environments (.venv/client, .venv/server)"
+	@echo "make report        all results on one page, build/report/index.html"
 	@echo "make print-kvflow  print the path of the kvflow command"
 	@echo "make lint          ruff and mypy; make format applies ruff's fixes"
 	@echo "make lock          resolve requirements/*.in again"
@@ -44,6 +45,9 @@ test-full: setup
 test-legacy: setup-server
 	@$(SETUP) ag2 agentuniverse
 	@$(PYTHON) tools/checks.py legacy
+
+report: setup-server
+	@.venv/server/bin/kvflow report
 
 lint: setup-client
 	@$(PYTHON) tools/checks.py lint

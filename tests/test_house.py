@@ -56,6 +56,7 @@ FLOORS = [
     ["kvflow_server.engine"],
     ["kvflow_server.edge"],
     ["kvflow_server.bench", "kvflow_server.sim"],
+    ["kvflow_server.report"],
     ["kvflow_server.lint"],
     ["kvflow_server.plugin"],
     ["kvflow_server.cli"],

@@ -32,6 +32,7 @@ _LAZY = {
         "kvflow_server.sim.cli",
         "Simulate workflows on hardware that is not here.",
     ),
+    "report": ("kvflow_server.report.cli", "Put all results on one page."),
     "lint": ("kvflow_server.lint", "Find what makes prompts drift."),
 }
 

@@ -127,7 +127,7 @@ def simulate(
 @app.command()
 def paper(
     fig: Annotated[
-        str, typer.Option(help="5, 6, branches, dynamic, or all.", show_default=True)
+        str, typer.Option(help="5, 6, 8, branches, dynamic, or all.", show_default=True)
     ] = "5",
     json_path: JsonPath = None,
     plot: PlotPath = None,
@@ -174,6 +174,20 @@ def map_(
         )
         scenario = Scenario(fixed=fixed, dynamic=dynamic, workflows=workflows, runs=5)
         run_map(_machine(profile, costs_file).costs, scenario, grid, json_path, plot)
+
+
+@app.command()
+def check(
+    report: Annotated[
+        Path, typer.Argument(help="Of `kvflow bench paper --fig 5`.", exists=True)
+    ],
+    json_path: JsonPath = None,
+) -> None:
+    """How far simulated workflow times are from those that were measured."""
+    from .shown import run_check
+
+    with _said():
+        run_check(report, json_path)
 
 
 @app.command()

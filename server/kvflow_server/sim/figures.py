@@ -89,6 +89,32 @@ def _fig6() -> list[Case]:
     ]
 
 
+_FIG8 = {("h100", 16): (1.096, 1.120), ("h100-llama3-8b", 128): (0.988, 1.067)}
+"""(profile, tasks at a time) -> (HiCache, KVFlow) as printed."""
+
+
+def _fig8() -> list[Case]:
+    return [
+        Case(
+            profile,
+            Scenario(
+                peer=True,
+                agents=4,
+                fixed=399,
+                dynamic=306,
+                output=120,
+                workflows=tasks,
+                runs=8,
+                jitter_s=0.01,
+                stagger_s=5,
+            ),
+            f"PEER, {tasks} tasks",
+            {"hicache": hicache, "kvflow": kvflow},
+        )
+        for (profile, tasks), (hicache, kvflow) in _FIG8.items()
+    ]
+
+
 _BREAKDOWN = {
     1: {"hicache": 1.42 / 1.24, "kvflow": 1.42},
     2: {},
@@ -120,6 +146,7 @@ def _dynamic() -> list[Case]:
 FIGURES = {
     "5": Figure("Figure 5: ten sequential agents, batch size 1", _fig5),
     "6": Figure("Figure 6: concurrent workflows", _fig6),
+    "8": Figure("Figure 8: PEER on financial questions", _fig8),
     "branches": Figure(
         "Camera-ready: each stage picks one of several agents", _branches
     ),

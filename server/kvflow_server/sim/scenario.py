@@ -10,6 +10,7 @@ from functools import partial
 from kvflow_sdk.graph import AgentStepGraph, GraphBuilder
 from kvflow_sdk.likelihood import Transitions
 
+from .peer import peer
 from .server import Server
 from .tree import Spans
 from .workload import Ask, Plan, Program, Stage, Workflow, sequential
@@ -41,6 +42,9 @@ class Scenario:
     dynamic_graph: bool = False
     """Who comes next is chosen at run time: mostly the next agent, sometimes another,
     by transitions that nobody declares."""
+    peer: bool = False
+    """Four agents with the lengths of the paper's Figure 7; `agents`, `fixed`,
+    `dynamic` and `output` are then the means."""
     learn: bool = True
     """Dynamic graphs: the SDK learns the transitions; else it knows who may follow and
     not how likely."""
@@ -58,8 +62,8 @@ class Scenario:
         for name in ("dynamic", "warm_runs", "jitter_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: at least 0, not {getattr(self, name)}")
-        if self.branches > 1 and self.dynamic_graph:
-            raise ValueError("branches and dynamic_graph: one of them")
+        if (self.branches > 1) + self.dynamic_graph + self.peer > 1:
+            raise ValueError("branches, dynamic_graph, peer: one of them")
 
     @property
     def call_tokens(self) -> int:
@@ -108,6 +112,8 @@ class Scenario:
             return self._branching(client)
         if self.dynamic_graph:
             return self._wandering(client)
+        if self.peer:
+            return peer(client, self.seed)
         return sequential(client, self.agents, self.fixed, self.dynamic, self.output)
 
     def _ask(self, agent: str, fixed: Spans) -> Ask:

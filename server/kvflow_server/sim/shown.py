@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Table
 from kvflow_server.bench.progress import progress_bar
 from kvflow_server.bench.report import make_console, versions, write_json
 
+from .check import agreements
 from .costs import Costs
 from .experiment import Comparison
 from .figures import FIGURES, Case, run_case
@@ -20,7 +22,7 @@ from .plots import NOTE, save_figure_bars, save_maps, save_sweep
 from .scenario import Scenario
 from .sweep import QUANTITIES, Setup, Sweep
 
-__all__ = ["run_figures", "run_map", "run_sweep", "run_workload"]
+__all__ = ["run_check", "run_figures", "run_map", "run_sweep", "run_workload"]
 
 
 def run_workload(
@@ -124,6 +126,24 @@ def run_map(
     if plot is not None:
         save_maps(plot, found, f"KVFlow's speed-up, {costs.name}")
         console.print(f"Plot: {plot}")
+
+
+def run_check(path: Path, json_path: Path | None) -> None:
+    """The simulator against a report of what was measured."""
+    console = make_console()
+    found = agreements(json.loads(path.read_text(encoding="utf-8")))
+    head = ("testbed", "mix", "system", "measured, s", "simulated, s", "error")
+    table = Table(*head, title="Seconds per workflow", title_justify="left")
+    for one in found:
+        times = f"{one.measured:.3f}", f"{one.simulated:.3f}"
+        table.add_row(one.testbed, one.mix, one.system, *times, f"{one.error:+.1%}")
+    console.print(table)
+    worst = max(found, key=lambda one: abs(one.error))
+    console.print(
+        f"worst: {worst.testbed} {worst.mix} {worst.system} {worst.error:+.1%}"
+    )
+    report = {"worst": worst.to_dict(), "all": [one.to_dict() for one in found]}
+    _save(console, report, json_path)
 
 
 def _each(console: Console, what: str, cases: Iterable[Case]) -> list[Comparison]:

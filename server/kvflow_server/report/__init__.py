@@ -1,0 +1,1 @@
+"""One page of evidence, made from the JSON of the runs."""

@@ -1,0 +1,234 @@
+"""What the page shows: each section from the raw results that it is about.
+
+A section that misses a result says so, and nothing is shown that no run has made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .page import Picture, Section, Table
+
+__all__ = ["EMULATED_SECTIONS", "Results", "cost_section", "number"]
+
+Report = Mapping[str, Any]
+
+
+class Results:
+    """The JSON files of one folder, and where the page and its pictures go."""
+
+    def __init__(self, folder: Path, out: Path) -> None:
+        self.folder = folder
+        self.out = out
+
+    def get(self, name: str, section: Section) -> Any:
+        """The report ``<name>.json``; None, and the section says so, if there is none."""
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            section.missing.append(path.name)
+            return None
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def names(self, pattern: str) -> list[str]:
+        """Stems of the files that match, sorted."""
+        return sorted(path.stem for path in self.folder.glob(f"{pattern}.json"))
+
+    def picture(self, name: str, about: str, draw: Callable[[Path], None]) -> Picture:
+        """Draw ``<name>.png`` beside the page."""
+        draw(self.out / f"{name}.png")
+        return Picture(f"{name}.png", about)
+
+
+def number(value: Any, digits: int = 2) -> str:
+    """Shown; nothing for None."""
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _spread(report: Report, name: str) -> str:
+    spread = report["spread"].get(name)
+    if spread is None:
+        return ""
+    return f"{spread['median']:.2f} ({spread['q1']:.2f} to {spread['q3']:.2f})"
+
+
+_SINGLE = (
+    ("kvflow_over_hicache", "over HiCache"),
+    ("kvflow_over_recompute", "over recomputation"),
+    ("kvflow_over_ideal", "of ideal's time"),
+    ("evict_over_hicache", "eviction alone over HiCache"),
+    ("silent_over_hicache", "without metadata, over HiCache"),
+    ("unmarked_over_marked", "unmarked, of marked prompts' time"),
+    ("unmarked_over_hicache", "unmarked over HiCache"),
+    ("prewarm_over_cold", "first run: pre-warmed over cold"),
+)
+
+
+def single_section(results: Results) -> Section:
+    """`kvflow bench single` in all that was kept of it."""
+    section = Section(
+        "One workflow, measured on the emulated accelerator",
+        [
+            "Ten agents one after the other, a device pool too small for their fixed "
+            "prompts. Medians of paired runs, with their quartiles: the systems take "
+            "turns, workflow by workflow.",
+        ],
+        ["kvflow bench single --json results/single-….json"],
+    )
+    rows = []
+    for name in results.names("single-*"):
+        report = results.get(name, section)
+        shape = report["settings"]
+        rows.append(
+            [
+                name.removeprefix("single-"),
+                f"{shape['fixed']}/{shape['dynamic']}/{shape['output']}",
+                f"{shape['pcie_gbps']:g}",
+                *(_spread(report, key) for key, _ in _SINGLE),
+                "yes" if report["outputs_identical"] else "NO",
+            ]
+        )
+    head = ["run", "fixed/dynamic/output", "bus, GB/s", *(t for _, t in _SINGLE)]
+    section.parts.append(Table("Speed-ups of KVFlow", [*head, "same outputs"], rows))
+    return section
+
+
+def fig5_section(results: Results) -> Section:
+    """Figure 5 on the emulated accelerator."""
+    from kvflow_server.bench.paper.plot import save_fig5
+
+    section = Section(
+        "Figure 5, rerun on the emulated accelerator",
+        [
+            "The paper's twelve mixes with all token counts divided by one factor. Bus "
+            "and model are calibrated by measuring, so that prefill, load and decoding of "
+            "an agent stand in the testbed's proportion. Belady is a bound for whoever "
+            "knows the future, not a system.",
+            "Today's HiCache overlaps a load with the layers that compute, and is a "
+            "stronger baseline than the paper's.",
+        ],
+    )
+    for name in results.names("paper-fig5*"):
+        report = results.get(name, section)
+        section.parts.append(
+            results.picture(
+                name,
+                "Speed-ups over recomputation, the paper's beside ours",
+                lambda path, report=report: save_fig5(path, report),  # type: ignore[misc]
+            )
+        )
+        rows = list(_fig5_rows(report))
+        head = ["testbed", "mix", "recompute, s", "HiCache, s", "KVFlow, s", "ideal, s"]
+        head += ["Belady, s", "KVFlow over recompute", "paper", "over HiCache", "paper"]
+        head += ["KVFlow of Belady", "load/prefill (wanted)", "run/prefill (wanted)"]
+        section.parts.append(Table(name, head, rows))
+        quick = " --quick" if "quick" in name else ""
+        section.commands.append(
+            f"kvflow bench paper --fig 5{quick} --json results/{name}.json"
+        )
+    if not section.parts:
+        section.missing.append("paper-fig5.json")
+    return section
+
+
+def _fig5_rows(report: Report) -> Iterator[list[str]]:
+    systems = ("recompute", "hicache", "kvflow", "ideal", "belady")
+    for testbed, mixes in report["mixes"].items():
+        for name, mix in mixes.items():
+            ours, paper = mix["speedup"], mix["paper"]
+            wanted, got = mix["proportion"]["wanted"], mix["proportion"]["reached"]
+            yield [
+                testbed,
+                name,
+                *(number(mix[system]) for system in systems),
+                number(ours["kvflow"], 3),
+                number(paper["kvflow"], 3),
+                number(ours["kvflow_over_hicache"], 3),
+                number(paper["kvflow_over_hicache"], 3),
+                number(mix["kvflow_over_belady"], 3),
+                *(f"{number(got[k])} ({number(wanted[k])})" for k in ("load", "hit")),
+            ]
+
+
+def cost_section(results: Results) -> Section:
+    """What KVFlow costs where it is on."""
+    section = Section(
+        "What it costs",
+        ["Every figure beside its goal. Ratios are to stock SGLang in the same run."],
+        [
+            "kvflow bench engine --json results/engine.json",
+            "kvflow bench admission --json results/admission.json",
+            "kvflow bench soak --minutes 20 --json results/soak.json",
+            "kvflow bench sdk --json results/sdk.json",
+        ],
+    )
+    rows: list[list[str]] = []
+    for name, read in _COSTS.items():
+        if report := results.get(name, section):
+            rows += read(report)
+    section.parts.append(Table("Measured", ["", "measured", "goal"], rows))
+    return section
+
+
+Rows = list[list[str]]
+
+
+def _engine_rows(engine: Report) -> Rows:
+    stock, leaves = engine["stock_evict_ms"], engine["size"]["leaves"]
+    ratios = {
+        "requests/s over stock's": ("rps_ratio", "0.95"),
+        "scheduler CPU over stock's": ("scheduler_cpu_ratio", "1.03"),
+    }
+    return [
+        [f"eviction of 8 of {leaves:,} leaves, ms", number(engine["evict_ms"], 3), "1"],
+        ["the same, stock (Python core)", number(stock["python"], 3), ""],
+        ["the same, stock (Rust core)", number(stock["rust"], 3), ""],
+        ["step update of 20 agents, ms", number(engine["update_ms"], 3), "0.3"],
+        ["bytes per tagged node", number(engine["bytes_per_node"], 0), "500"],
+        *(
+            [title, number(engine.get(key), 3), goal]
+            for title, (key, goal) in ratios.items()
+        ),
+    ]
+
+
+def _admission_rows(admission: Report) -> Rows:
+    return [
+        [
+            "a lone request over HiCache's, "
+            f"{mix['fixed']}/{mix['dynamic']}/{mix['output']}",
+            number(mix["ratio"]["median"], 3),
+            "1.02",
+        ]
+        for mix in admission["mixes"]
+    ]
+
+
+def _soak_rows(soak: Report) -> Rows:
+    return [
+        ["soak: minutes", number(soak["seconds"] / 60, 1), "20"],
+        ["soak: requests, failed", f"{soak['requests']:,}, {soak['failed']}", "0"],
+        ["soak: what was wrong", "; ".join(soak["problems"]) or "nothing", ""],
+    ]
+
+
+def _sdk_rows(sdk: Report) -> Rows:
+    return [
+        [
+            f"SDK, {agents} agents, ms per call",
+            number(sdk.get(f"call_overhead_ms_{agents}"), 3),
+            goal,
+        ]
+        for agents, goal in ((50, "0.2"), (500, "1"))
+    ]
+
+
+_COSTS = {
+    "engine": _engine_rows,
+    "admission": _admission_rows,
+    "soak": _soak_rows,
+    "sdk": _sdk_rows,
+}
+EMULATED_SECTIONS = (single_section, fig5_section)
