@@ -48,10 +48,14 @@ class MixResult:
     ours: tuple[Call, ...]
 
     @property
-    def ratio(self) -> Spread:
-        """Seconds with KVFlow over seconds with stock HiCache."""
+    def ratios(self) -> list[float]:
+        """Seconds with KVFlow over seconds with stock HiCache, pair by pair."""
         pairs = zip(self.ours, self.stock, strict=True)
-        return Spread.of([ours.seconds / stock.seconds for ours, stock in pairs])
+        return [ours.seconds / stock.seconds for ours, stock in pairs]
+
+    @property
+    def ratio(self) -> Spread:
+        return Spread.of(self.ratios)
 
     @property
     def outputs_identical(self) -> bool:
@@ -60,13 +64,17 @@ class MixResult:
 
 
 def mixes(
-    pairs: int, pcie_gbps: float, model_dims: TinyDims, seed: int
+    pairs: int, pcie_gbps: float, model_dims: TinyDims, seed: int, only: str = ""
 ) -> list[Settings]:
-    """The settings of each mix. Raises `ValueError` naming the option."""
+    """The settings of each mix, or of the one that is named as in the table. Raises
+    `ValueError` naming the option."""
     if pairs < 1:
         raise ValueError(f"--pairs: at least 1, not {pairs}")
+    names = {"/".join(map(str, mix)): mix for mix in MIXES}
+    if only and only not in names:
+        raise ValueError(f"--mix: one of {', '.join(names)}, not {only}")
     found = []
-    for fixed, dynamic, output in MIXES:
+    for fixed, dynamic, output in [names[only]] if only else MIXES:
         agents = FIXED_TOKENS // fixed
         settings = Settings(
             agents=agents,
@@ -146,6 +154,7 @@ def _describe(result: MixResult) -> dict[str, Any]:
         "pool_tokens": settings.pool_tokens,
         "pcie_gbps": settings.pcie_gbps,
         "ratio": asdict(result.ratio),
+        "ratios": result.ratios,
         "systems": {
             name: {
                 "seconds": asdict(Spread.of([call.seconds for call in calls])),

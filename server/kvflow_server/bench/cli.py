@@ -142,6 +142,7 @@ def admission(
     pcie_gbps: PcieGbps = 0.1,
     model_dims: ModelDims = "",
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    mix: Annotated[str, typer.Option(help="One only: fixed/dynamic/output.")] = "",
     json_path: JsonPath = None,
 ) -> None:
     """A lone request whose prefix is in host memory, against stock HiCache.
@@ -153,7 +154,7 @@ def admission(
     from .report import make_console
 
     try:
-        chosen = mixes(pairs, pcie_gbps, parse_dims(model_dims), seed)
+        chosen = mixes(pairs, pcie_gbps, parse_dims(model_dims), seed, mix)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     console = make_console()

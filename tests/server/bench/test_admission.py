@@ -50,6 +50,16 @@ def test_there_are_mixes_with_long_answers() -> None:
     assert sum(settings.output > settings.dynamic for settings in CHOSEN) == 2
 
 
+def test_one_mix_can_be_chosen_by_its_name() -> None:
+    (one,) = mixes(15, 0.1, TinyDims(), 0, "512/64/128")
+    assert (one.fixed, one.dynamic, one.output) == (512, 64, 128)
+
+
+def test_a_mix_that_is_none_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"--mix: one of 1024/32/16, .*, not 7"):
+        mixes(15, 0.1, TinyDims(), 0, "7")
+
+
 def test_ratios_are_taken_pair_by_pair() -> None:
     assert result(call(1.0), call(6.0)).ratio.median == 1.0
     assert result(call(1.0), call(6.0)).ratio.max == 1.5
