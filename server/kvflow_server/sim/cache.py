@@ -120,17 +120,20 @@ class Cache:
         )
         self.prefetcher = Prefetcher(like)
         self.copy_ended = False
-        self.evicted_tokens = 0
+        self._next_expiry = 0.0
 
     # The clients.
 
     def apply_update(self, update: StepUpdate) -> None:
+        """One step update; the order follows when it is asked (`settle`)."""
         if not self.stock:
             self.table.apply(update, self.clock.now)
-            self.prompts.settle()
 
-    def expire(self) -> None:
-        """End the leases that have run out."""
+    def expire_when_due(self) -> None:
+        """End the leases that have run out; looks ten times in a lease."""
+        if self.clock.now < self._next_expiry:
+            return
+        self._next_expiry = self.clock.now + self.config.steps.lease_s / 10
         for client in self.table.expire(self.clock.now):
             self.prompts.drop_client(client)
             self.prefetcher.drop_client(client)
@@ -169,7 +172,6 @@ class Cache:
 
     def _evict_node(self, node: Node) -> None:
         tokens = len(node.key)
-        self.evicted_tokens += tokens
         self.token_to_kv_pool_allocator.used -= tokens
         if self.full_component.on_evict is not None:
             self.full_component.on_evict(node, tokens)

@@ -93,7 +93,7 @@ class Result:
     def tokens(self, kind: str) -> float:
         """Prompt tokens of a workflow, in the mean, that came so: ``device``, ``host``
         or ``recomputed``."""
-        total = sum(getattr(a, kind) for w in self.workflows for a in w.answers)
+        total = sum(getattr(workflow, kind) for workflow in self.workflows)
         return float(total / len(self.workflows))
 
     def to_dict(self) -> dict[str, object]:

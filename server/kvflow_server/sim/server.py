@@ -155,6 +155,7 @@ class Server:
         self._starved = batch is None and not self.running and bool(self.waiting)
         if cache.stock:
             return
+        cache.expire_when_due()
         cache.speeds.pass_ended(batch)
         admitted = batch.requests if batch is not None else []
         cache.prefetcher.run(

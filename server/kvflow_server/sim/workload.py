@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -44,15 +44,26 @@ Plan: TypeAlias = Callable[[random.Random], Iterable[Stage]]
 
 @dataclass(slots=True)
 class Workflow:
-    """One run that has ended."""
+    """One run that has ended; the tokens are those of its prompts."""
 
     start: float
     end: float
-    answers: list[Answer] = field(default_factory=list)
+    calls: int = 0
+    device: int = 0
+    """Found on the device."""
+    host: int = 0
+    """Loaded from host memory on demand."""
+    recomputed: int = 0
 
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+    def add(self, answer: Answer) -> None:
+        self.calls += 1
+        self.device += answer.device
+        self.host += answer.host
+        self.recomputed += answer.recomputed
 
 
 class Program:
@@ -173,7 +184,7 @@ class _Execution:
         )
 
     def _answered(self, agent: str, answer: Answer) -> None:
-        self._workflow.answers.append(answer)
+        self._workflow.add(answer)
         server, program = self._server, self._program
         server.at(server.now + program.pause(server), partial(self._goes_on, agent))
 

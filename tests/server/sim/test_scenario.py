@@ -22,7 +22,7 @@ def test_every_workflow_that_counts_is_measured_and_no_other() -> None:
     scenario = Scenario(agents=3, fixed=256, workflows=4, runs=2, warm_runs=1)
     found = _compared(scenario, "kvflow")
     assert len(found.results["kvflow"].workflows) == 4 * 2
-    calls = {len(w.answers) for w in found.results["kvflow"].workflows}
+    calls = {w.calls for w in found.results["kvflow"].workflows}
     assert calls == {3}
 
 
