@@ -26,8 +26,7 @@ _DIFFERENCES = {
     "6": "As in Figure 5 the bus of the H100 is too quick for the order of eviction to "
     "matter, once loads overlap with computing. What the paper measured as a loss of "
     "HiCache (0.57 of recomputation) is not in the hardware: 512 tokens are copied in "
-    "1.2 ms. Programs that start together stay in step for good in a simulation, so their "
-    "starts are spread over a few seconds.",
+    "1.2 ms.",
     "8": "The four prompts of a task are short, and whether they fit depends on how much "
     "of the pool the running calls leave; where they all fit nobody gains.",
     "branches": "Two agents per stage: which of the two comes is known only when it "

@@ -65,7 +65,7 @@ class Costs:
         compute = self.prefill_token_s * new + self.prefill_attention_s * pairs
         return self.prefill_s + max(self.prefill_least_s, compute)
 
-    def decode_seconds(self, requests: int, context: int) -> float:
+    def decode_seconds(self, requests: int, context: float) -> float:
         """Of one step of so many requests with `context` tokens before them in all."""
         return (
             self.decode_s

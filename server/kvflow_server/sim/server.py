@@ -175,15 +175,19 @@ class Server:
     def _decode(self) -> None:
         """As many steps as pass before something can happen; at least one."""
         running = self.running
+        many = len(running)
         context = sum(req.call.prompt + req.done for req in running)
-        step = self.costs.decode_seconds(len(running), context)
+        step = self.costs.decode_seconds(many, context)
         steps = min(req.left for req in running)
         if step > 0:
             until = self._next_event() - self.now
             if until < steps * step:
                 steps = max(1, min(steps, -int(-until // step)))
-        self.device_s += steps * step
-        self.now = self.cache.bus.now = self.now + steps * step
+        # The context grows by a token per request and step: in the mean, half of all.
+        mean = context + many * (steps - 1) / 2
+        seconds = steps * self.costs.decode_seconds(many, mean)
+        self.device_s += seconds
+        self.now = self.cache.bus.now = self.now + seconds
         for req in running:
             self._generated(req, steps)
         self.running = [req for req in running if not req.finished()]

@@ -51,6 +51,19 @@ def test_a_call_takes_its_prefill_and_a_step_for_each_further_token() -> None:
     assert answer.recomputed == 100
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_decode_steps_taken_together_take_what_they_take_one_by_one(
+    interrupted: bool,
+) -> None:
+    costs = COSTS.changed(decode_token_s=0.001, decode_request_s=0.01)
+    server = Server(costs, ServerSize(pool=1000), None)
+    for n in range(60 if interrupted else 0):
+        server.at(1.5 + n * 0.05, lambda: None)  # cuts the steps into pieces
+    (answer,) = _serve(server, [(0.0, (("a", 0, 100),), 11)])
+    steps = sum(0.1 + 0.01 + 0.001 * (100 + n) for n in range(1, 11))
+    assert answer.ended == pytest.approx(0.5 + 100 * 0.01 + steps)
+
+
 def test_what_the_device_holds_is_not_computed_again_but_for_the_last_token() -> None:
     prompt: Spans = (("a", 0, 100),)
     _, again = _serve(
