@@ -76,6 +76,7 @@ CLOCKS = {
     "kvflow_server.engine.handlers": "reads it, on the first rank",
     "kvflow_server.engine.overhead": "measures, and steers nothing",
     "kvflow_server.engine.accounts": "measures, and steers nothing",
+    "kvflow_server.engine.recording": "measures, and steers nothing",
     "kvflow_server.engine.metrics": "when to publish, which steers nothing",
     "kvflow_server.engine.boundary": "runs in the HTTP process, which has no ranks",
     "kvflow_server.engine.gate": "runs in the HTTP process, which has no ranks",

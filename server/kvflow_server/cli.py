@@ -32,6 +32,14 @@ _LAZY = {
         "kvflow_server.sim.cli",
         "Simulate workflows on hardware that is not here.",
     ),
+    "record": (
+        "kvflow_server.edge.record",
+        "Serve, and record what the server sees.",
+    ),
+    "replay": (
+        "kvflow_server.sim.replay_cli",
+        "Send a recorded trace to a running server.",
+    ),
     "report": ("kvflow_server.report.cli", "Put all results on one page."),
     "lint": ("kvflow_server.lint", "Find what makes prompts drift."),
 }

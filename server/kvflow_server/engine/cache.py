@@ -49,6 +49,7 @@ from .overhead import Overhead
 from .prefetching import Prefetcher
 from .prewarming import Prewarmer
 from .prompts import PromptRegistry
+from .recording import Recorder
 from .speeds import Speeds
 from .states import look_at_all
 from .tree import KVFlowTreeCore, state_of
@@ -60,6 +61,8 @@ class KVFlowCache(UnifiedRadixCache):
     """`UnifiedRadixCache` that understands agent workflows."""
 
     tree_core: KVFlowTreeCore
+    recorder: Recorder | None = None
+    """Of `kvflow record`, on the first rank."""
 
     def __init__(self, params: Any, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig.from_env()

@@ -19,7 +19,13 @@ from kvflow_server.policy.prewarm import PrewarmLimits
 from kvflow_server.policy.priority import Order
 from kvflow_server.policy.steps import StepLimits
 
-__all__ = ["EngineConfig", "EngineConfigError", "Mode", "settings_problems"]
+__all__ = [
+    "EngineConfig",
+    "EngineConfigError",
+    "Mode",
+    "Recording",
+    "settings_problems",
+]
 
 
 class EngineConfigError(ValueError):
@@ -58,6 +64,14 @@ _ORDERS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Recording:
+    """Where what the server sees is written (`recording`)."""
+
+    path: str
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything that can be set about the engine."""
 
@@ -75,6 +89,7 @@ class EngineConfig:
     backup: Backup = Backup.REUSED
     """Of tagged requests; others are written through as SGLang is told."""
     backup_limits: BackupLimits = field(default_factory=BackupLimits)
+    record: Recording | None = None
     debug: bool = False
     """Run the invariant checks after every scheduler pass that changed something."""
 
@@ -114,6 +129,7 @@ class EngineConfig:
                     env, "KVFLOW_SUFFIX_BACKUP_HITS", 2, low=1, high=1 << 20
                 )
             ),
+            record=_recording(env),
             debug=_integer(env, "KVFLOW_DEBUG", 0, low=0, high=1) == 1,
         )
 
@@ -153,6 +169,16 @@ def _steps(env: Mapping[str, str]) -> StepLimits:
         agents_per_client=_integer(env, "KVFLOW_MAX_AGENTS", 8192, low=1, high=1 << 20),
         lease_s=_integer(env, "KVFLOW_LEASE_S", 600, low=1, high=1 << 24),
     )
+
+
+def _recording(env: Mapping[str, str]) -> Recording | None:
+    megabytes = _integer(env, "KVFLOW_RECORD_MB", 1024, low=1, high=1 << 20)
+    path = env.get("KVFLOW_RECORD", "")
+    if not path:
+        return None
+    if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
+        raise EngineConfigError(f"KVFLOW_RECORD={path!r}: no file can be written there")
+    return Recording(path, megabytes << 20)
 
 
 def settings_problems(*, hierarchical_cache: bool) -> list[str]:

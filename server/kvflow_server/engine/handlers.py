@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from sglang.srt.runtime_context import get_parallel
 from sglang.utils import TypeBasedDispatcher
 
 from .cache import KVFlowCache
@@ -15,9 +19,12 @@ from .messages import (
     KVFlowStepsReq,
     KVFlowTick,
 )
+from .recording import Recorder
 from .state import describe
 
 __all__ = ["add_handlers", "append_tick", "take_ticks"]
+
+logger = logging.getLogger(__name__)
 
 
 def add_handlers(_result: object, scheduler: Any) -> None:
@@ -28,6 +35,9 @@ def add_handlers(_result: object, scheduler: Any) -> None:
         if isinstance(cache, KVFlowCache):
             for update in request.updates:
                 cache.apply_update(update)
+            if cache.recorder is not None:
+                with cache.guard:
+                    cache.recorder.note_steps(request.updates)
             with cache.guard:
                 cache.counters.note_latency(time.monotonic() - request.received_at)
 
@@ -45,6 +55,8 @@ def add_handlers(_result: object, scheduler: Any) -> None:
                 known = describe(cache, clients=request.clients, ids=request.ids)
         return KVFlowStateReqOutput(state=known)
 
+    if isinstance(scheduler.tree_cache, KVFlowCache):
+        _start_recording(scheduler.tree_cache)
     scheduler._request_dispatcher += TypeBasedDispatcher(
         [
             (KVFlowStepsReq, steps),
@@ -52,6 +64,21 @@ def add_handlers(_result: object, scheduler: Any) -> None:
             (KVFlowStateReq, state),
         ]
     )
+
+
+def _start_recording(cache: KVFlowCache) -> None:
+    """On the first rank of each replica, which sees what the others see."""
+    here = get_parallel()
+    recording = cache.config.record
+    if recording is None or here.pp_rank or here.attn_tp_rank or here.attn_cp_rank:
+        return
+    if replica := here.dp_rank:
+        path = Path(recording.path)
+        path = path.with_name(f"replica-{replica}-{path.name}")
+        recording = replace(recording, path=str(path))
+    with cache.guard:
+        cache.recorder = Recorder(recording)
+        logger.info("Recording to %s", recording.path)
 
 
 def append_tick(aborts: list[Any], scheduler: Any, *_args: Any, **_kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,10 @@ def tag_of(req: Any) -> RequestTag | None:
     return tag
 
 
-def read_request_hints(cache: KVFlowCache, req: Any, received: Any) -> None:
-    """Apply the step updates that came with a request, and tag it.
+def read_request_hints(
+    cache: KVFlowCache, req: Any, received: Any
+) -> Sequence[StepUpdate]:
+    """Apply the step updates that came with a request, which are returned, and tag it.
 
     `received` is the request as it arrived: SGLang does not copy the hints of one that
     continues a session. Never raises: metadata that cannot be used is dropped, counted
@@ -48,12 +51,12 @@ def read_request_hints(cache: KVFlowCache, req: Any, received: Any) -> None:
     """
     hints = getattr(received, "kv_hints", None)
     if hints is None or all(a.action_type != ACTION_TYPE for a in hints.actions):
-        return
+        return ()
     try:
         updates = parse_envelope(hints)
     except WireError as error:
         cache.dropped.record_error(error)
-        return
+        return ()
     for update in updates:
         cache.apply_update(update)
         # A client that is over the cap is served as one that says nothing.
@@ -64,6 +67,7 @@ def read_request_hints(cache: KVFlowCache, req: Any, received: Any) -> None:
             )
             # SGLang runs the prompt of an n > 1 call once, for no output, before the n.
             cache.counters.tagged_requests += req.sampling_params.max_new_tokens != 0
+    return updates
 
 
 def _fixed_tokens(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_policy import (
     CLIP_MAX_NEW_TOKENS,
     AddReqResult,
@@ -153,7 +154,9 @@ def tag_request(
             req.kvflow_tag = cache.prewarmer.tag_of(req.rid)
             req.finished_output = True  # nobody waits for one
         else:
-            read_request_hints(cache, req, recv_req)
+            updates = read_request_hints(cache, req, recv_req)
+            if cache.recorder is not None and not _is_health_check(req):
+                cache.recorder.note_call(req, updates)
 
 
 def after_pass(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -184,6 +187,8 @@ def after_pass(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
             reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
         )
         publish_when_due(cache, scheduler)
+        if cache.recorder is not None:
+            cache.recorder.after_pass([*running, *batch, *waiting])
         cache.collector.after_pass(
             cache.tree_core.nodes_born, idle=not (batch or running or waiting)
         )
@@ -200,6 +205,10 @@ def before_flush(scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     if isinstance(cache, KVFlowCache):
         with cache.guard:
             cache.drain_loads()
+
+
+def _is_health_check(req: Any) -> bool:
+    return bool(req.rid.startswith(HEALTH_CHECK_RID_PREFIX))
 
 
 def _serves(requests: list[Any]) -> bool:

@@ -209,6 +209,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.init_metrics_collector"),
     Seam(f"{_SCHEDULER}.is_fully_idle", ("for_health_check",)),
     Seam("sglang.srt.constants.HEALTH_CHECK_RID_PREFIX"),
+    Seam("sglang.srt.runtime_context.get_parallel"),
     Seam("sglang.srt.managers.io_struct.TokenizedGenerateReqInput"),
     Seam("sglang.srt.managers.io_struct.FlushCacheReqInput"),
     Seam("sglang.srt.sampling.sampling_params.SamplingParams.normalize"),

@@ -66,6 +66,7 @@ def describe(
         "bytes_per_token": cache.bytes_per_token,
         "bus_bytes_per_s": cache.bus_bytes_per_s,
         "overhead": cache.overhead.as_dict(),
+        "recording": cache.recorder.as_dict() if cache.recorder is not None else None,
         "dropped_metadata": dict(cache.dropped.reasons),
         "sizes": {**cache.table.counts(), "prompts": len(cache.prompts)},
     }

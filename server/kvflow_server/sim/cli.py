@@ -191,6 +191,31 @@ def check(
 
 
 @app.command()
+def hits(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Of `kvflow record`, or Mooncake's.",
+            show_default=False,
+        ),
+    ],
+    pools: Annotated[
+        str, typer.Option(help="Tokens, comma-separated.")
+    ] = "0.5e6,1e6,2e6,4e6,8e6,16e6,32e6",
+    json_path: JsonPath = None,
+) -> None:
+    """Hit rates of recorded traces by pool, beside the offline optimum's."""
+    from .hits import parse_pools, run_hits
+
+    with _said():
+        try:
+            run_hits(traces, parse_pools(pools), json_path)
+        except OSError as error:
+            raise ValueError(str(error)) from error
+
+
+@app.command()
 def profiles(json_path: JsonPath = None) -> None:
     """List the machines that can be simulated."""
     from kvflow_server.bench.report import write_json

@@ -43,6 +43,8 @@ class Call:
     answered: Callable[[Answer], None]
     text: Hashable | None = None
     """Names the answer, if later prompts contain it."""
+    whole: Spans | None = None
+    """Prompt and answer, if the answer ends the prompt's last span or is of several."""
     update: StepUpdate | None = None
     """Its metadata; None: the program does not speak KVFlow."""
     fixed: int = 0

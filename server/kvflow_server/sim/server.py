@@ -227,7 +227,7 @@ class Server:
             return
         cache, call = self.cache, req.call
         text = call.text if call.text is not None else ("answer", req.rid)
-        spans = (*call.spans, (text, 0, req.done))
+        spans = call.whole or (*call.spans, (text, 0, req.done))
         prompt = call.prompt
         _node, unused = cache.insert(spans, prompt, prompt, req.tag)
         cache.free(unused)

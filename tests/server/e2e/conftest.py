@@ -174,6 +174,8 @@ class Fleet:
         self._folder = folder
         self.stall = folder / "stall"
         """While this file exists, the bus of the servers stands still."""
+        self.trace = folder / "trace.jsonl"
+        """What KVFlow's server has seen since its last start."""
         self._running: dict[str, Server] = {}
         self._ready: set[str] = set()
         self._starts = 0
@@ -198,7 +200,9 @@ class Fleet:
                 *("--model-path", str(tiny_model(DIMS))),
                 *(*COMMON, *((*KVFLOW, *KEY) if ours else TRUTH)),
             ],
-            env=DEBUG | {STALL_ENV: str(self.stall)},
+            env=DEBUG
+            | {STALL_ENV: str(self.stall)}
+            | ({"KVFLOW_RECORD": str(self.trace)} if ours else {}),
             log_path=self._folder / f"{name}-{self._starts}.log",
         )
         process.spawn()

@@ -92,3 +92,22 @@ def test_what_makes_no_sense_is_refused_by_name(
     args: tuple[str, ...], said: str
 ) -> None:
     assert said in _refused(*args)
+
+
+def test_hit_rates_of_a_trace_are_shown_and_reported(tmp_path: Path) -> None:
+    trace, report = tmp_path / "t.jsonl", tmp_path / "r.json"
+    line = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [0, 1]}
+    trace.write_text(f"{json.dumps(line)}\n" * 2)
+    shown = _typed("hits", str(trace), "--pools", "1e3,500", "--json", str(report))
+    assert "49.9%" in shown
+    found = json.loads(report.read_text())["traces"]["t.jsonl"]["pools"]
+    assert [(pool["pool"], pool["too_long"]) for pool in found] == [(1000, 0), (500, 2)]
+    assert found[0]["lru"] == found[0]["kvflow"] == found[0]["belady"] == 599
+
+
+def test_pools_and_traces_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    assert "No such file" in _refused("hits", str(trace))
+    trace.write_text("{}")
+    assert "line 1: kvflow_trace" in _refused("hits", str(trace))
+    assert "pools: 'x' is no number" in _refused("hits", str(trace), "--pools", "x")
