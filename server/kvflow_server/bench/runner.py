@@ -25,17 +25,28 @@ class Runner:
     """One client of one server.
 
     `hints` tells whether the client speaks KVFlow, `marks` whether it says where fixed
-    prompts end; a context manager.
+    prompts end. The calls of the first `important` agents, if any, carry SGLang's
+    priority 1, those of the others 0. `logprobs` asks for those of the answers, which
+    takes the server some milliseconds. A context manager.
     """
 
     def __init__(
-        self, url: str, workload: Workload, *, hints: bool, marks: bool = True
+        self,
+        url: str,
+        workload: Workload,
+        *,
+        hints: bool,
+        marks: bool = True,
+        important: int = 0,
+        logprobs: bool = True,
     ) -> None:
         self._url = url
         self.workload = workload
         """May be exchanged between runs, for one with the same fixed prompts."""
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
         self.hints = hints
+        self._important = important
+        self._logprobs = logprobs
         self._fixed = workload.settings.fixed if marks else None
         self._program = self._new_program()
 
@@ -58,7 +69,7 @@ class Runner:
         """Serve the fixed prompt alone until it is certainly backed up."""
         prompt = self.workload.fixed(agent)
         for _ in range(3):
-            self._generate(prompt, output=1, hints=None)
+            self._generate(prompt, 1, self._extra(agent, None))
 
     def run(self, index: int, agents: Sequence[int] | None = None) -> Workflow:
         """A workflow of `agents` (None: of all), one after the other; `index` chooses
@@ -69,9 +80,10 @@ class Runner:
         calls = []
         start = time.perf_counter()
         with self._program.workflow(names) as step:
-            for name, prompt in zip(names, prompts, strict=True):
+            for number, name, prompt in zip(numbers, names, prompts, strict=True):
                 with step(name) as hints:
-                    calls.append(self._call(name, prompt, hints))
+                    extra = self._extra(number, hints)
+                    calls.append(self._call(name, prompt, extra))
         return Workflow(time.perf_counter() - start, tuple(calls))
 
     def counters(self) -> dict[str, float]:
@@ -113,18 +125,25 @@ class Runner:
         state: dict[str, Any] = self._http.get(path).raise_for_status().json()
         return state
 
-    def _call(self, agent: str, prompt: list[int], hints: object) -> Call:
-        start = time.perf_counter()
-        reply = self._generate(
-            prompt, output=self.workload.settings.output, hints=hints
+    def _extra(self, number: int, hints: object) -> dict[str, object]:
+        """What a call of this agent carries besides the prompt."""
+        extra = {} if hints is None else {"kv_hints": hints}
+        return extra | (
+            {"priority": int(number < self._important)} if self._important else {}
         )
+
+    def _call(self, agent: str, prompt: list[int], extra: dict[str, object]) -> Call:
+        start = time.perf_counter()
+        reply = self._generate(prompt, self.workload.settings.output, extra)
         seconds = time.perf_counter() - start
         meta = reply["meta_info"]
         cached = meta.get("cached_tokens_details") or {}
         return Call(
             agent=agent,
             output=tuple(reply["output_ids"]),
-            logprobs=tuple(entry[0] for entry in meta["output_token_logprobs"]),
+            logprobs=tuple(
+                entry[0] for entry in meta.get("output_token_logprobs") or ()
+            ),
             prompt=meta["prompt_tokens"],
             device=cached.get("device", 0),
             host=cached.get("host", 0),
@@ -132,7 +151,7 @@ class Runner:
         )
 
     def _generate(
-        self, prompt: list[int], *, output: int, hints: object
+        self, prompt: list[int], output: int, extra: dict[str, object]
     ) -> dict[str, Any]:
         body: dict[str, object] = {
             "input_ids": prompt,
@@ -141,10 +160,8 @@ class Runner:
                 "max_new_tokens": output,
                 "ignore_eos": True,
             },
-            "return_logprob": True,
+            "return_logprob": self._logprobs,
         }
-        if hints is not None:
-            body["kv_hints"] = hints
-        reply = self._http.post("/generate", json=body).raise_for_status()
+        reply = self._http.post("/generate", json=body | extra).raise_for_status()
         answer: dict[str, Any] = reply.json()
         return answer

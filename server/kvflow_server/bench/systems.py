@@ -43,6 +43,11 @@ class System:
     """Its client says where the fixed prompts end."""
     registers: bool = False
     """Its client registers the fixed prompts before a cold run."""
+    priorities: bool = False
+    """Its client sets SGLang's `priority` by hand: 1 for as many of the first agents as
+    the pool holds, 0 for the others."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables of its server."""
 
 
 SYSTEMS = {
@@ -65,6 +70,34 @@ SYSTEMS = {
             "hicache",
             "stock SGLang with HiCache: LRU, loads on demand",
             ("--kvflow-stock",),
+        ),
+        *(
+            System(
+                f"hicache-{policy}",
+                f"stock SGLang with HiCache and --radix-eviction-policy {policy}",
+                ("--kvflow-stock", "--radix-eviction-policy", policy),
+                priorities=policy == "priority",
+            )
+            for policy in ("lfu", "slru", "priority")
+        ),
+        System(
+            "kvflow-protect",
+            "fixed prompts protected, no steps, no prefetch",
+            ("--kvflow-mode", "protect"),
+            hints=True,
+        ),
+        System(
+            "kvflow-steps",
+            "the paper's policy and nothing more",
+            ("--kvflow-mode", "steps"),
+            hints=True,
+        ),
+        System(
+            "kvflow-no-skip",
+            "KVFlow's eviction and prefetch, no status-aware scheduling",
+            ("--kvflow-mode", "full"),
+            hints=True,
+            env=(("KVFLOW_MAX_SKIPS", "0"),),
         ),
         System(
             "kvflow-silent",
@@ -123,4 +156,4 @@ def server_args(system: System, sizes: Sizes, model: str) -> list[str]:
 
 def start(system: System, sizes: Sizes, model: str) -> ServerProcess:
     """A server for `system`, not started yet."""
-    return ServerProcess(server_args(system, sizes, model))
+    return ServerProcess(server_args(system, sizes, model), env=dict(system.env))

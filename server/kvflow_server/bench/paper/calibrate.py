@@ -11,12 +11,14 @@ import dataclasses
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import product
 
 from kvflow_server.bench.runner import Runner
 from kvflow_server.bench.settings import Settings
 from kvflow_server.bench.single import START_S
 from kvflow_server.bench.systems import SYSTEMS, start
 from kvflow_server.bench.workload import Workload
+from kvflow_server.edge.launcher import ServerError
 from kvflow_server.emulated.tiny import SPECIAL_TOKENS, TinyDims, tiny_model
 
 from .scale import Effort, Servers, Speed, bus_gbps, everything_tokens, fit
@@ -25,7 +27,7 @@ from .testbeds import Testbed
 __all__ = ["START_DIMS", "Calibrated", "calibrate", "measure_speed"]
 
 START_DIMS = {
-    "a10g": TinyDims(kv_heads=1, vocab=65_536, layers=5),
+    "a10g": TinyDims(kv_heads=1, vocab=49_152, layers=5),
     "h100": TinyDims(kv_heads=1, vocab=65_536, layers=2),
 }
 """Where the search begins; on the machine of `results/` it ends there, too."""
@@ -34,7 +36,8 @@ HEAD_SHARE = 0.75
 """Of a decode step with such a vocabulary; only the speed of the search hangs on it."""
 TOLERANCE = 0.1
 TRIES = 3
-PROBES = 9
+ROUNDS = 3
+PROBES = 6
 STEPS = 8
 
 
@@ -66,6 +69,7 @@ def calibrate(
         tell(f"{testbed.name}: measuring the machine")
         speed = measure_speed(server.url, effort, dims)
         seconds, dear = fit(testbed, effort, speed)
+        tell(f"{testbed.name}: decoding {dear:.2f} of what it should take")
         if abs(dear - 1) <= TOLERANCE or not left:
             break
         server.stop()
@@ -87,39 +91,47 @@ def _servers(testbed: Testbed, effort: Effort, dims: TinyDims) -> Servers:
 
 
 def measure_speed(url: str, effort: Effort, dims: TinyDims) -> Speed:
-    """Of the server at `url`, which must hold all prompts that are probed."""
-    prefill, firsts, steps = {}, [], []
-    for size in (4096, 8192):
+    """Of the server at `url`, which must hold all prompts that are probed.
+
+    Medians over rounds far enough apart that a disturbance spoils one of them. Raises
+    `ServerError` when the machine is too busy for prefill to show.
+    """
+    missed: dict[int, list[float]] = {4096: [], 8192: []}
+    firsts: list[float] = []
+    longer: list[float] = []
+    for turn, size in product(range(ROUNDS), missed):
         settings = Settings(
             agents=PROBES,
             fixed=size // effort.factor,
             dynamic=1,
             output=1,
             model_dims=dims,
-            seed=1,
+            # Other prompts every time: those of one seed begin alike at both sizes.
+            seed=1 + turn * 10_000 + size,
         )
-        missed = _seconds(url, settings, 0)
-        # The second round only to have it all warm.
-        _seconds(url, settings, 1)
-        first = _seconds(url, settings, 2)
-        longer = dataclasses.replace(settings, output=1 + STEPS)
-        steps.append((_seconds(url, longer, 3) - first) / STEPS)
-        prefill[size] = missed - first
-        firsts.append(first)
-    return Speed(prefill, statistics.mean(firsts), statistics.mean(steps))
+        missed[size] += _seconds(url, settings, 0)
+        firsts += _seconds(url, settings, 1)
+        longer += _seconds(url, dataclasses.replace(settings, output=1 + STEPS), 2)
+    first = statistics.median(firsts)
+    prefill = {size: statistics.median(own) - first for size, own in missed.items()}
+    step = (statistics.median(longer) - first) / STEPS
+    if min(*prefill.values(), step) <= 0:
+        raise ServerError("computing a prompt takes no measurable time: machine busy?")
+    return Speed(prefill, first, step)
 
 
-def _seconds(url: str, settings: Settings, index: int) -> float:
-    """Of a call, in the median over the agents."""
+def _seconds(url: str, settings: Settings, index: int) -> list[float]:
+    """Of the call of each agent."""
     vocabulary = settings.model_dims.vocab
     workload = Workload(settings, vocabulary, first_token=len(SPECIAL_TOKENS))
-    with Runner(url, workload, hints=False) as runner:
-        return statistics.median(c.seconds for c in runner.run(index).calls)
+    with Runner(url, workload, hints=False, logprobs=False) as runner:
+        return [call.seconds for call in runner.run(index).calls]
 
 
 def _probed(effort: Effort) -> int:
     """Tokens that the probes leave in the pool, at most."""
-    return PROBES * ((4096 + 8192) // effort.factor + 2 * (4 * 2 + STEPS))
+    suffixes = 2 * 3 * (2 + STEPS)
+    return ROUNDS * PROBES * ((4096 + 8192) // effort.factor + suffixes)
 
 
 def _with_decoding(dims: TinyDims, times: float) -> TinyDims:

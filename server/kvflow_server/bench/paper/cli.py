@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .testbeds import TESTBEDS
+from .testbeds import CROWDED, TESTBEDS
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["app"]
 
 app = typer.Typer()
+_TESTBEDS: dict[int, list[str]] = {5: list(TESTBEDS), 6: list(CROWDED)}
 
 
 @app.command()
 def paper(
-    fig: Annotated[int, typer.Option(help="The paper's figure: 5.")] = 5,
+    fig: Annotated[
+        int, typer.Option(help="The paper's figure: 5 (one workflow), 6 (many).")
+    ] = 5,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Smaller and fewer: under 15 minutes on 2 cores."),
     ] = False,
     testbeds: Annotated[
-        str, typer.Option(help=f"Comma-separated: {', '.join(TESTBEDS)}.")
-    ] = ",".join(TESTBEDS),
+        str,
+        typer.Option(
+            help=f"Comma-separated: {', '.join(TESTBEDS)}; "
+            f"for figure 6 {', '.join(CROWDED)}.",
+            show_default=False,
+        ),
+    ] = "",
+    systems: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated, besides the figure's own; see `kvflow bench systems`.",
+            show_default=False,
+        ),
+    ] = "",
+    mixes: Annotated[
+        str,
+        typer.Option(
+            help="Of figure 5, comma-separated: 8192/32/32,... None: all.",
+            show_default=False,
+        ),
+    ] = "",
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the report here.")
     ] = None,
@@ -33,34 +59,90 @@ def paper(
 
     Token counts are the paper's over one factor. Bus and model are made to fit by
     measuring, so that prefill, load and decoding stand in the testbed's proportion; the
-    report says how well. Systems take turns, workflow by workflow.
+    report says how well. Systems take turns, workflow by workflow (figure 6: block by
+    block), and ratios are medians over the pairs.
     """
     from kvflow_server.bench.report import make_console, write_json
     from kvflow_server.edge.launcher import ServerError
 
-    from .fig5 import FULL, QUICK, measure
-    from .plot import save_fig5
-    from .report import build_report, show
-
-    if fig != 5:
-        raise typer.BadParameter(f"{fig} is not built, use 5", param_hint="--fig")
-    names = tuple(name.strip() for name in testbeds.split(",") if name.strip())
-    if not names or not set(names) <= set(TESTBEDS):
-        raise typer.BadParameter(
-            f"{testbeds!r}: use {', '.join(TESTBEDS)}", param_hint="--testbeds"
-        )
-    effort = QUICK if quick else FULL
+    if fig not in _TESTBEDS:
+        raise typer.BadParameter(f"{fig} is not built, use 5 or 6", param_hint="--fig")
+    known = _TESTBEDS[fig]
+    names = _chosen(testbeds, known, "--testbeds") or known
+    added = _chosen(systems, _systems(), "--systems")
+    every = (
+        {str(mix) for name in names for mix in TESTBEDS[name].fig5} if fig == 5 else ()
+    )
+    only = _chosen(mixes, every, "--mixes")
     console = make_console()
     try:
-        results = measure(effort, console, names)
+        if fig == 5:
+            report = _fig5(console, quick, plot, names, added, only)
+        else:
+            report = _fig6(console, quick, plot, names, added)
     except ServerError as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error
-    report = build_report(results, effort)
-    show(console, report)
     if json_path is not None:
         write_json(report, json_path)
         console.print(f"Report: {json_path}")
     if plot is not None:
-        save_fig5(plot, report)
         console.print(f"Plot: {plot}")
+
+
+def _systems() -> Collection[str]:
+    from kvflow_server.bench.systems import SYSTEMS
+
+    return SYSTEMS
+
+
+def _chosen(text: str, known: Collection[str], option: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(
+                f"{name!r} is unknown, use {', '.join(known) or 'none'}",
+                param_hint=option,
+            )
+    return names
+
+
+def _fig5(
+    console: Console,
+    quick: bool,
+    plot: Path | None,
+    testbeds: list[str],
+    added: list[str],
+    mixes: list[str],
+) -> dict[str, Any]:
+    from .fig5 import FULL, QUICK, SYSTEMS_OF_FIG5, measure
+    from .plot import save_fig5
+    from .report import build_report, show
+
+    effort = QUICK if quick else FULL
+    systems = list(dict.fromkeys([*SYSTEMS_OF_FIG5, *added]))
+    report = build_report(measure(effort, console, testbeds, systems, mixes), effort)
+    show(console, report)
+    if plot is not None:
+        save_fig5(plot, report)
+    return report
+
+
+def _fig6(
+    console: Console,
+    quick: bool,
+    plot: Path | None,
+    testbeds: list[str],
+    added: list[str],
+) -> dict[str, Any]:
+    from .fig6 import FULL, QUICK, SYSTEMS_OF_FIG6, measure
+    from .plot import save_fig6
+    from .report6 import build_report6, show6
+
+    effort = QUICK if quick else FULL
+    systems = list(dict.fromkeys([*SYSTEMS_OF_FIG6, *added]))
+    report = build_report6(measure(effort, console, testbeds, systems), effort)
+    show6(console, report)
+    if plot is not None:
+        save_fig6(plot, report)
+    return report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,12 +19,16 @@ from kvflow_server.bench.workload import Workload
 from kvflow_server.emulated.tiny import SPECIAL_TOKENS
 
 from .calibrate import Calibrated, calibrate
-from .scale import AGENTS, Effort, Servers, settings_of
+from .scale import AGENTS, Effort, Servers, scaled, settings_of
 from .testbeds import TESTBEDS, Mix, Testbed
 
 __all__ = ["FULL", "QUICK", "SYSTEMS_OF_FIG5", "MixResult", "TestbedResult", "measure"]
 
 SYSTEMS_OF_FIG5 = ("ideal", "recompute", "hicache", "kvflow")
+STEADY = 1.2
+"""Where so few runs of a system differ by more, the machine changed its speed meanwhile:
+they are followed by another of each, at most `EXTRA_RUNS`."""
+EXTRA_RUNS = 2
 QUICK = Effort(factor=32, runs=(9, 4, 2))
 FULL = Effort(factor=16, runs=(15, 9, 5))
 
@@ -48,23 +52,45 @@ class TestbedResult:
 
 
 def measure(
-    effort: Effort, console: Console, testbeds: tuple[str, ...] = tuple(TESTBEDS)
+    effort: Effort,
+    console: Console,
+    testbeds: Sequence[str] = tuple(TESTBEDS),
+    systems: Sequence[str] = SYSTEMS_OF_FIG5,
+    mixes: Sequence[str] = (),
 ) -> list[TestbedResult]:
-    """Run all mixes. Starts servers and ends them on the way out, by Ctrl-C, too.
+    """Run the named mixes, or all. `systems` must hold those of `SYSTEMS_OF_FIG5`.
 
-    Raises `ServerError`.
+    Starts servers and ends them on the way out, by Ctrl-C, too. Raises `ServerError`.
     """
     results = []
     with terminable(), progress_bar(console) as progress:
         for name in testbeds:
             with ExitStack() as stack:
-                results.append(_testbed(stack, TESTBEDS[name], effort, progress))
+                testbed = TESTBEDS[name]
+                chosen = [mix for mix in testbed.fig5 if not mixes or str(mix) in mixes]
+                servers = _start(stack, testbed, effort, progress, systems)
+                for _, group in groupby(chosen, key=lambda mix: mix.fixed):
+                    with ExitStack() as clients:
+                        _prompt_size(clients, list(group), effort, progress, servers)
+                results.append(servers.result)
     return results
 
 
-def _testbed(
-    stack: ExitStack, testbed: Testbed, effort: Effort, progress: Progress
-) -> TestbedResult:
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The servers of a testbed."""
+
+    urls: Mapping[str, str]
+    result: TestbedResult
+
+
+def _start(
+    stack: ExitStack,
+    testbed: Testbed,
+    effort: Effort,
+    progress: Progress,
+    systems: Sequence[str],
+) -> _Running:
     task = progress.add_task(testbed.name, total=1)
     found = calibrate(
         stack, testbed, effort, lambda text: progress.update(task, description=text)
@@ -72,16 +98,12 @@ def _testbed(
     progress.update(task, completed=1, description=f"{testbed.name}: calibrated")
     others = {
         name: start(SYSTEMS[name], found.servers, found.model)
-        for name in SYSTEMS_OF_FIG5
+        for name in systems
         if name != "ideal"
     }
     start_all(stack, progress, others)
     urls = {"ideal": found.url} | {name: own.url for name, own in others.items()}
-    result = TestbedResult(testbed, found)
-    for _, group in groupby(testbed.fig5, key=lambda mix: mix.fixed):
-        with ExitStack() as clients:
-            _prompt_size(clients, list(group), effort, progress, urls, result)
-    return result
+    return _Running(urls, TestbedResult(testbed, found))
 
 
 def _prompt_size(
@@ -89,16 +111,24 @@ def _prompt_size(
     mixes: list[Mix],
     effort: Effort,
     progress: Progress,
-    urls: Mapping[str, str],
-    result: TestbedResult,
+    running: _Running,
 ) -> None:
     """All mixes with the same fixed prompts, the shortest first: one warm-up."""
-    loads = {mix: _workload(mix, effort, result.calibrated.servers) for mix in mixes}
+    result = running.result
+    servers = result.calibrated.servers
+    loads = {mix: _workload(mix, effort, servers) for mix in mixes}
+    held = servers.pool_tokens // scaled(mixes[0], effort.factor).fixed
     runners = {
         name: stack.enter_context(
-            Runner(url, loads[mixes[0]], hints=SYSTEMS[name].hints)
+            Runner(
+                url,
+                loads[mixes[0]],
+                hints=SYSTEMS[name].hints,
+                important=held - 1 if SYSTEMS[name].priorities else 0,
+                logprobs=False,
+            )
         )
-        for name, url in urls.items()
+        for name, url in running.urls.items()
     }
     _warm_up(progress, f"{mixes[0].fixed}: warming up", runners)
     run = 0
@@ -111,7 +141,7 @@ def _prompt_size(
         first, end = run + settling, run + settling + effort.runs_of(mix)
         _take_turns(progress, f"{label} settling", runners, range(run, first))
         result.mixes[mix] = _counted(progress, label, runners, range(first, end))
-        run = end
+        run = end + EXTRA_RUNS
 
 
 def _workload(mix: Mix, effort: Effort, servers: Servers) -> Workload:
@@ -136,15 +166,28 @@ def _counted(
 ) -> MixResult:
     before = {name: runner.counters() for name, runner in runners.items()}
     workflows = _take_turns(progress, label, runners, indices)
+    for extra in range(EXTRA_RUNS):
+        if _steady(workflows):
+            break
+        more = range(indices.stop + extra, indices.stop + extra + 1)
+        for name, own in _take_turns(progress, f"{label} again", runners, more).items():
+            workflows[name] += own
+    done = len(next(iter(workflows.values())))
     counters = {
         name: {
-            key: (value - before[name].get(key, 0)) / len(indices)
+            key: (value - before[name].get(key, 0)) / done
             for key, value in runner.counters().items()
         }
         for name, runner in runners.items()
         if runner.hints
     }
     return MixResult(workflows, counters)
+
+
+def _steady(workflows: Mapping[str, list[Workflow]]) -> bool:
+    """Whether the median of each system can be trusted: several runs, or alike."""
+    runs = [[run.seconds for run in own] for own in workflows.values()]
+    return all(len(own) > 2 or max(own) <= STEADY * min(own) for own in runs)
 
 
 def _take_turns(

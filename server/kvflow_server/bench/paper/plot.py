@@ -25,25 +25,61 @@ def save_fig5(path: Path, report: Mapping[str, Any]) -> None:
 
     Error bars run over the quartiles of the paired workflows; the paper gives none.
     """
+    panels = {}
+    for name, mixes in report["mixes"].items():
+        about = report["testbeds"][name]
+        title = f"{about['device']['name']}, {about['model']['name']}"
+        panels[title] = {
+            mix: entry | {"bound": entry["speedup"]["belady"]}
+            for mix, entry in mixes.items()
+        }
+    words = ("tokens of the paper: fixed / dynamic / output", "bound (Belady), here")
+    _save(path, panels, words, report)
+
+
+def save_fig6(path: Path, report: Mapping[str, Any]) -> None:
+    """Draw what `build_report6` returned; quartiles of the paired blocks."""
+    panels = {}
+    for name, crowds in report["crowds"].items():
+        panels[name] = {
+            crowd: entry
+            | {
+                "bound": entry["speedup"]["ideal_over_recompute"],
+                "speedup": {
+                    system: entry["speedup"][f"{system}_over_recompute"]
+                    for system in ("hicache", "kvflow")
+                },
+            }
+            for crowd, entry in crowds.items()
+        }
+    words = ("fixed tokens x workflows at a time, of the paper", "never evicts, here")
+    _save(path, panels, words, report)
+
+
+def _save(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Any]],
+    words: tuple[str, str],
+    report: Mapping[str, Any],
+) -> None:
+    """`words`: what is under the panels, and what the dashed line is."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    testbeds = report["mixes"]
     figure, grid = plt.subplots(
-        len(testbeds),
+        len(panels),
         1,
-        figsize=(10, 4 * len(testbeds)),
+        figsize=(10, 4 * len(panels)),
         layout="constrained",
         squeeze=False,
     )
-    for axes, (name, mixes) in zip(grid[:, 0], testbeds.items(), strict=True):
-        _panel(axes, mixes)
-        if name == next(iter(testbeds)):
+    for axes, (title, entries) in zip(grid[:, 0], panels.items(), strict=True):
+        _panel(axes, entries, words)
+        if title == next(iter(panels)):
             axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, 1.24))
-        about = report["testbeds"][name]
-        axes.set_title(f"{about['device']['name']}, {about['model']['name']}")
+        axes.set_title(title)
     factor = report["effort"]["factor"]
     figure.supxlabel(f"{report['note']} Token counts divided by {factor}.", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +87,7 @@ def save_fig5(path: Path, report: Mapping[str, Any]) -> None:
     plt.close(figure)
 
 
-def _panel(axes: Axes, mixes: Mapping[str, Any]) -> None:
+def _panel(axes: Axes, mixes: Mapping[str, Any], words: tuple[str, str]) -> None:
     for place, (label, colour, system, of_paper) in enumerate(_BARS):
         at = [index + (place - 1.5) * _WIDTH for index in range(len(mixes))]
         source = "paper" if of_paper else "speedup"
@@ -68,11 +104,11 @@ def _panel(axes: Axes, mixes: Mapping[str, Any]) -> None:
         axes.bar_label(bars, fmt="%.2f", fontsize=7, label_type="center")
     for index, mix in enumerate(mixes.values()):
         ends = index - 2 * _WIDTH, index + 2 * _WIDTH
-        label = "_" if index else "bound (Belady), here"
-        axes.plot(ends, [mix["speedup"]["belady"]] * 2, "k--", lw=1, label=label)
+        label = "_" if index else words[1]
+        axes.plot(ends, [mix["bound"]] * 2, "k--", lw=1, label=label)
     axes.axhline(1, color="grey", lw=0.8)
     axes.set_xticks(range(len(mixes)), list(mixes))
-    axes.set_xlabel("tokens of the paper: fixed / dynamic / output")
+    axes.set_xlabel(words[0])
     axes.set_ylabel("speed-up over recomputation")
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -104,7 +104,7 @@ def everything_tokens(mixes: Iterable[Mix], effort: Effort) -> int:
     total = 0
     for mix in mixes:
         small = scaled(mix, effort.factor)
-        runs = effort.runs_of(mix) + effort.settling + 2
+        runs = effort.runs_of(mix) + effort.settling + 4
         total += AGENTS * (small.fixed + runs * (small.dynamic + small.output))
     return total
 

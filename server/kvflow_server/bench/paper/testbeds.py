@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TESTBEDS", "Device", "Mix", "Model", "Paper", "Testbed"]
+__all__ = [
+    "CROWDED",
+    "TESTBEDS",
+    "Crowd",
+    "Crowded",
+    "Device",
+    "Mix",
+    "Model",
+    "Paper",
+    "Testbed",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +75,17 @@ class Paper:
         return self.kvflow / self.hicache
 
 
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """So many workflows at the same time, each with ten prompts of its own."""
+
+    mix: Mix
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"{self.mix.fixed}x{self.concurrency}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Testbed:
     """A device, a model, and the mixes that the paper ran on them."""
@@ -94,6 +115,14 @@ class Testbed:
         """One pass over the weights: what each generated token takes."""
         weights = 2 * (self.model.body_parameters + self.model.head_parameters)
         return weights / (self.device.memory_bytes_s * self.device.memory_share)
+
+    def crowd_step_s(self, crowd: Crowd) -> float:
+        """One pass over the weights and over the KV of everybody, halfway through."""
+        context = crowd.mix.fixed + crowd.mix.dynamic + crowd.mix.output / 2
+        kv = crowd.concurrency * context * self.model.kv_bytes
+        return self.step_s + kv / (
+            self.device.memory_bytes_s * self.device.memory_share
+        )
 
     def hit_s(self, mix: Mix) -> float:
         """Of a call whose fixed prompt is on the device. The pass over the suffix yields
@@ -131,16 +160,17 @@ _A10G = Testbed(
     },
 )
 
+_H100_80GB = Device(
+    name="H100 80 GB",
+    peak_flops=989e12,  # NVIDIA's data sheet, SXM, dense
+    compute_share=0.65,
+    memory_bytes_s=3.35e12,  # the same
+    memory_share=0.8,
+    bus_bytes_s=64e9,  # the paper: PCIe Gen5, 64 GB/s
+)
 _H100 = Testbed(
     name="h100",
-    device=Device(
-        name="H100 80 GB",
-        peak_flops=989e12,  # NVIDIA's data sheet, SXM, dense
-        compute_share=0.65,
-        memory_bytes_s=3.35e12,  # the same
-        memory_share=0.8,
-        bus_bytes_s=64e9,  # the paper: PCIe Gen5, 64 GB/s
-    ),
+    device=_H100_80GB,
     model=Model(
         name="Qwen2.5-32B",
         layers=64,
@@ -161,3 +191,43 @@ _H100 = Testbed(
 )
 
 TESTBEDS = {testbed.name: testbed for testbed in (_A10G, _H100)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowded:
+    """A testbed of Figure 6, and the crowds that the paper ran on it."""
+
+    testbed: Testbed
+    thinned: int
+    """Every concurrency is divided by it on the emulated accelerator, and the pool."""
+    fig6: dict[Crowd, Paper]
+
+
+CROWDED = {
+    crowded.testbed.name: crowded
+    for crowded in (
+        Crowded(
+            testbed=_H100,
+            thinned=1,
+            fig6={
+                Crowd(Mix(512, 256, 256), 20): Paper(1.103, 1.136),
+                Crowd(Mix(1024, 256, 256), 10): Paper(0.958, 1.150),
+            },
+        ),
+        Crowded(
+            testbed=Testbed(
+                name="h100-8b",
+                device=_H100_80GB,
+                model=_A10G.model,
+                # 0.88 of the memory less the weights, over 128 KiB; an estimate.
+                pool_tokens=414_000,
+                fig5={},
+            ),
+            thinned=4,
+            fig6={
+                Crowd(Mix(512, 256, 256), 128): Paper(0.567, 1.019),
+                Crowd(Mix(1024, 256, 256), 64): Paper(0.571, 1.250),
+            },
+        ),
+    )
+}
