@@ -288,22 +288,8 @@ class StepTable:
         """Replace a run's snapshot. O(agents in the old one and the new one)."""
         old, run.steps = run.steps, steps
         client.entries += len(steps) - len(old)
-        agents: list[str] = []
-        calls: list[str] = []
-        for agent in {**old, **steps}:
-            before, after = old.get(agent), steps.get(agent)
-            if before == after:
-                continue
-            counts = client.nearest.setdefault(agent, {})
-            if before is not None:
-                _count(counts, before, -1)
-            if after is not None:
-                _count(counts, after, +1)
-            if not counts:
-                del client.nearest[agent]
-            agents.append(agent)
-            if before == 0 or after == 0:
-                calls.append(agent)
+        agents = _recount(client.nearest, old, steps)
+        calls = [a for a in agents if old.get(a) == 0 or steps.get(a) == 0]
         _count(client.remaining, run.remaining, -1)
         run.remaining = max(steps.values(), default=0)
         _count(client.remaining, run.remaining, +1)
@@ -320,19 +306,7 @@ class StepTable:
         run.likelihood = {a: v for a, v in likelihood.items() if a in run.steps}
         if old == run.likelihood:
             return
-        moved = []
-        for agent in {**old, **run.likelihood}:
-            before, after = old.get(agent), run.likelihood.get(agent)
-            if before == after:
-                continue
-            counts = client.likely.setdefault(agent, {})
-            if before is not None:
-                _count(counts, before, -1)
-            if after is not None:
-                _count(counts, after, +1)
-            if not counts:
-                del client.likely[agent]
-            moved.append(agent)
+        moved = _recount(client.likely, old, run.likelihood)
         for feed in self._feeds:
             feed.agents.update(dict.fromkeys((client.name, agent) for agent in moved))
 
@@ -365,6 +339,29 @@ def _count(counts: dict[_Number, int], value: _Number, sign: int) -> None:
     counts[value] = counts.get(value, 0) + sign
     if not counts[value]:
         del counts[value]
+
+
+def _recount(
+    index: dict[str, dict[_Number, int]],
+    old: Mapping[str, _Number],
+    new: Mapping[str, _Number],
+) -> list[str]:
+    """Count what one run says of its agents as `new` and no longer as `old`; the agents
+    of which it says something else. O(agents in both)."""
+    changed = []
+    for agent in {**old, **new}:
+        before, after = old.get(agent), new.get(agent)
+        if before == after:
+            continue
+        counts = index.setdefault(agent, {})
+        if before is not None:
+            _count(counts, before, -1)
+        if after is not None:
+            _count(counts, after, +1)
+        if not counts:
+            del index[agent]
+        changed.append(agent)
+    return changed
 
 
 _NOBODY = _Client(name="", seen=0.0)
