@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,19 +75,31 @@ def paper(
     )
     only = _chosen(mixes, every, "--mixes")
     console = make_console()
+
+    def keep(report: dict[str, Any]) -> None:
+        if json_path is not None:
+            write_json(report, json_path)
+
     try:
         if fig == 5:
-            report = _fig5(console, quick, plot, names, added, only)
+            report = _fig5(console, quick, names, added, only, keep)
         else:
-            report = _fig6(console, quick, plot, names, added)
+            report = _fig6(console, quick, names, added, keep)
     except ServerError as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error
+    keep(report)
     if json_path is not None:
-        write_json(report, json_path)
         console.print(f"Report: {json_path}")
     if plot is not None:
+        _plot(fig, plot, report)
         console.print(f"Plot: {plot}")
+
+
+def _plot(fig: int, path: Path, report: dict[str, Any]) -> None:
+    from .plot import save_fig5, save_fig6
+
+    {5: save_fig5, 6: save_fig6}[fig](path, report)
 
 
 def _systems() -> Collection[str]:
@@ -110,39 +122,48 @@ def _chosen(text: str, known: Collection[str], option: str) -> list[str]:
 def _fig5(
     console: Console,
     quick: bool,
-    plot: Path | None,
     testbeds: list[str],
     added: list[str],
     mixes: list[str],
+    keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     from .fig5 import FULL, QUICK, SYSTEMS_OF_FIG5, measure
-    from .plot import save_fig5
     from .report import build_report, show
 
     effort = QUICK if quick else FULL
     systems = list(dict.fromkeys([*SYSTEMS_OF_FIG5, *added]))
-    report = build_report(measure(effort, console, testbeds, systems, mixes), effort)
+    results = measure(
+        effort,
+        console,
+        testbeds,
+        systems,
+        mixes,
+        lambda done: keep(build_report(done, effort)),
+    )
+    report = build_report(results, effort)
     show(console, report)
-    if plot is not None:
-        save_fig5(plot, report)
     return report
 
 
 def _fig6(
     console: Console,
     quick: bool,
-    plot: Path | None,
     testbeds: list[str],
     added: list[str],
+    keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     from .fig6 import FULL, QUICK, SYSTEMS_OF_FIG6, measure
-    from .plot import save_fig6
     from .report6 import build_report6, show6
 
     effort = QUICK if quick else FULL
     systems = list(dict.fromkeys([*SYSTEMS_OF_FIG6, *added]))
-    report = build_report6(measure(effort, console, testbeds, systems), effort)
+    results = measure(
+        effort,
+        console,
+        testbeds,
+        systems,
+        lambda done: keep(build_report6(done, effort)),
+    )
+    report = build_report6(results, effort)
     show6(console, report)
-    if plot is not None:
-        save_fig6(plot, report)
     return report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -57,22 +57,28 @@ def measure(
     testbeds: Sequence[str] = tuple(TESTBEDS),
     systems: Sequence[str] = SYSTEMS_OF_FIG5,
     mixes: Sequence[str] = (),
+    keep: Callable[[list[TestbedResult]], None] = lambda results: None,
 ) -> list[TestbedResult]:
     """Run the named mixes, or all. `systems` must hold those of `SYSTEMS_OF_FIG5`.
 
+    `keep` is handed all there is after every mix: a run that ends early is not lost.
     Starts servers and ends them on the way out, by Ctrl-C, too. Raises `ServerError`.
     """
-    results = []
+    results: list[TestbedResult] = []
     with terminable(), progress_bar(console) as progress:
         for name in testbeds:
             with ExitStack() as stack:
                 testbed = TESTBEDS[name]
                 chosen = [mix for mix in testbed.fig5 if not mixes or str(mix) in mixes]
-                servers = _start(stack, testbed, effort, progress, systems)
+                running = _start(stack, testbed, effort, progress, systems)
+                results.append(running.result)
                 for _, group in groupby(chosen, key=lambda mix: mix.fixed):
                     with ExitStack() as clients:
-                        _prompt_size(clients, list(group), effort, progress, servers)
-                results.append(servers.result)
+                        sized = list(group)
+                        for _ in _prompt_size(
+                            clients, sized, effort, progress, running
+                        ):
+                            keep(results)
     return results
 
 
@@ -112,8 +118,9 @@ def _prompt_size(
     effort: Effort,
     progress: Progress,
     running: _Running,
-) -> None:
-    """All mixes with the same fixed prompts, the shortest first: one warm-up."""
+) -> Iterator[Mix]:
+    """Run all mixes with the same fixed prompts, the shortest first: one warm-up. Yields
+    each when it is done."""
     result = running.result
     servers = result.calibrated.servers
     loads = {mix: _workload(mix, effort, servers) for mix in mixes}
@@ -142,6 +149,7 @@ def _prompt_size(
         _take_turns(progress, f"{label} settling", runners, range(run, first))
         result.mixes[mix] = _counted(progress, label, runners, range(first, end))
         run = end + EXTRA_RUNS
+        yield mix
 
 
 def _workload(mix: Mix, effort: Effort, servers: Servers) -> Workload:

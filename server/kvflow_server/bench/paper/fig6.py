@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -93,15 +93,20 @@ def measure(
     console: Console,
     names: Sequence[str] = tuple(CROWDED),
     systems: Sequence[str] = SYSTEMS_OF_FIG6,
+    keep: Callable[[list[CrowdResult]], None] = lambda results: None,
 ) -> list[CrowdResult]:
-    """Run all crowds, each on servers of its own. Raises `ServerError`."""
-    results = []
+    """Run all crowds, each on servers of its own. Raises `ServerError`.
+
+    `keep` is handed all there is after every crowd.
+    """
+    results: list[CrowdResult] = []
     with terminable(), progress_bar(console) as progress:
         for name in names:
             for crowd in CROWDED[name].fig6:
                 with ExitStack() as stack:
                     one = _Crowd(CROWDED[name], crowd, effort)
                     results.append(one.run(stack, progress, systems))
+                    keep(results)
     return results
 
 
