@@ -53,6 +53,14 @@ def single(
         int,
         typer.Option(help="New tokens before every fixed prompt, as a time would be."),
     ] = 0,
+    dynamic_graph: Annotated[
+        bool,
+        typer.Option(
+            "--dynamic-graph",
+            help="Who comes next is chosen at run time: nine times of ten the next "
+            "agent, else any other (kvflow_over_steps, kvflow_over_unlearnt).",
+        ),
+    ] = False,
     systems: Annotated[
         str,
         typer.Option(
@@ -89,6 +97,7 @@ def single(
             warm_runs=warm_runs,
             cold=cold,
             stamp=stamp,
+            dynamic_graph=dynamic_graph,
             systems=names,
             model_dims=parse_dims(model_dims),
             seed=seed,

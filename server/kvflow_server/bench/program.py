@@ -38,15 +38,30 @@ class SilentProgram:
 
 
 class Program(SilentProgram):
-    """A client of the server at `url`, with the first `fixed` tokens marked, if any."""
+    """A client of the server at `url`, with the first `fixed` tokens marked, if any.
 
-    def __init__(self, url: str, fixed: int | None) -> None:
+    `graph` is what it declares; without one it is the order of its calls. `learn`:
+    whether it learns its transitions.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        fixed: int | None,
+        graph: AgentStepGraph | None = None,
+        *,
+        learn: bool = True,
+    ) -> None:
         self._mark = None if fixed is None else FixedMark(tokens=fixed)
         self._client = Client(url, name="bench")
+        self._graph = graph
+        if not learn:
+            self._client.transitions = None
 
     @contextmanager
     def workflow(self, agents: Sequence[str]) -> Iterator[Step]:
-        run = self._client.start_run(AgentStepGraph.sequence(agents))
+        graph = self._graph or AgentStepGraph.sequence(agents)
+        run = self._client.start_run(graph)
 
         @contextmanager
         def step(agent: str) -> Iterator[Hints]:

@@ -86,6 +86,8 @@ COMPARISONS = {
     "silent_over_hicache": ("hicache", "kvflow-silent"),
     "kvflow_over_ideal": ("kvflow", "ideal"),
     "prewarm_over_cold": ("kvflow", "kvflow-prewarm"),
+    "kvflow_over_steps": ("kvflow-steps", "kvflow"),
+    "kvflow_over_unlearnt": ("kvflow-unlearnt", "kvflow"),
     "unmarked_over_marked": ("kvflow-unmarked", "kvflow"),
     "unmarked_over_hicache": ("hicache", "kvflow-unmarked"),
 }

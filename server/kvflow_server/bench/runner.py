@@ -26,7 +26,7 @@ class Runner:
 
     `hints` tells whether the client speaks KVFlow, `marks` whether it says where fixed
     prompts end. The calls of the first `important` agents, if any, carry SGLang's
-    priority 1, those of the others 0. `logprobs` asks for those of the answers, which
+    priority 1, those of the others 0. `learn`: its client learns transitions. `logprobs` asks for those of the answers, which
     takes the server some milliseconds. A context manager.
     """
 
@@ -39,6 +39,7 @@ class Runner:
         marks: bool = True,
         important: int = 0,
         logprobs: bool = True,
+        learn: bool = True,
     ) -> None:
         self._url = url
         self.workload = workload
@@ -47,11 +48,15 @@ class Runner:
         self.hints = hints
         self._important = important
         self._logprobs = logprobs
+        self._learn = learn
         self._fixed = workload.settings.fixed if marks else None
         self._program = self._new_program()
 
     def _new_program(self) -> SilentProgram:
-        return Program(self._url, self._fixed) if self.hints else SilentProgram()
+        if not self.hints:
+            return SilentProgram()
+        graph = self.workload.graph
+        return Program(self._url, self._fixed, graph, learn=self._learn)
 
     def __enter__(self) -> Runner:
         return self
@@ -74,9 +79,12 @@ class Runner:
     def run(self, index: int, agents: Sequence[int] | None = None) -> Workflow:
         """A workflow of `agents` (None: of all), one after the other; `index` chooses
         the suffixes."""
-        numbers = range(self.workload.settings.agents) if agents is None else agents
+        numbers = self.workload.order(index) if agents is None else agents
         names = [self.workload.agents[n] for n in numbers]
-        prompts = [self.workload.prompt(n, index) for n in numbers]
+        prompts = [
+            self.workload.prompt(n, index, list(numbers[:place]).count(n))
+            for place, n in enumerate(numbers)
+        ]
         calls = []
         start = time.perf_counter()
         with self._program.workflow(names) as step:

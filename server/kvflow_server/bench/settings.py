@@ -36,6 +36,8 @@ class Settings:
     """Every measured workflow is the first of its client, on an empty cache."""
     stamp: int = 0
     """Tokens before a fixed prompt that are new in every call, as a time would be."""
+    dynamic_graph: bool = False
+    """Who comes next is chosen at run time (`wander`)."""
     systems: tuple[str, ...] = DEFAULT_SYSTEMS
     model_dims: TinyDims = field(default_factory=TinyDims)
     seed: int = 0

@@ -59,6 +59,7 @@ def measure(settings: Settings, console: Console) -> Measured:
                     workload,
                     hints=SYSTEMS[name].hints,
                     marks=SYSTEMS[name].marks and not settings.stamp,
+                    learn=SYSTEMS[name].learns,
                 )
             )
             for name, server in servers.items()

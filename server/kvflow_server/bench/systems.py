@@ -41,6 +41,8 @@ class System:
     """Its client sends metadata."""
     marks: bool = True
     """Its client says where the fixed prompts end."""
+    learns: bool = True
+    """Its client learns who follows whom."""
     registers: bool = False
     """Its client registers the fixed prompts before a cold run."""
     priorities: bool = False
@@ -115,6 +117,13 @@ SYSTEMS = {
             "KVFlow",
             ("--kvflow-mode", "full"),
             hints=True,
+        ),
+        System(
+            "kvflow-unlearnt",
+            "KVFlow, whose client learns no transitions (--dynamic-graph)",
+            ("--kvflow-mode", "full"),
+            hints=True,
+            learns=False,
         ),
         System(
             "kvflow-unmarked",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvflow_sdk.graph import AgentStepGraph
+
 from .settings import Settings
+from .wander import everyone, wander
 
 __all__ = ["Workload"]
 
@@ -23,13 +27,27 @@ class Workload:
     def agents(self) -> list[str]:
         return [f"agent-{index}" for index in range(self.settings.agents)]
 
+    @property
+    def graph(self) -> AgentStepGraph | None:
+        """What the program declares; None: the order of its calls."""
+        return everyone(self.agents) if self.settings.dynamic_graph else None
+
+    def order(self, run: int) -> Sequence[int]:
+        """The agents that a run calls, one after the other."""
+        agents = self.settings.agents
+        if not self.settings.dynamic_graph:
+            return range(agents)
+        return wander(agents, random.Random(f"{self.settings.seed}/order/{run}"))
+
     def fixed(self, agent: int) -> list[int]:
         return self._tokens(self.settings.fixed, "fixed", agent)
 
-    def prompt(self, agent: int, run: int) -> list[int]:
-        """The fixed prompt and this run's suffix: the same for every system."""
-        stamp = self._tokens(self.settings.stamp, "stamp", agent, run)
-        suffix = self._tokens(self.settings.dynamic, "dynamic", agent, run)
+    def prompt(self, agent: int, run: int, call: int = 0) -> list[int]:
+        """The fixed prompt and this run's suffix: the same for every system. `call`
+        tells several calls of the agent in the run apart."""
+        place = (agent, run, call) if call else (agent, run)
+        stamp = self._tokens(self.settings.stamp, "stamp", *place)
+        suffix = self._tokens(self.settings.dynamic, "dynamic", *place)
         return stamp + self.fixed(agent) + suffix
 
     def _tokens(self, count: int, *key: object) -> list[int]:

@@ -58,6 +58,8 @@ _SINGLE = (
     ("kvflow_over_hicache", "over HiCache"),
     ("kvflow_over_recompute", "over recomputation"),
     ("kvflow_over_ideal", "of ideal's time"),
+    ("kvflow_over_steps", "over the paper's policy"),
+    ("kvflow_over_unlearnt", "over unlearnt likelihoods"),
     ("evict_over_hicache", "eviction alone over HiCache"),
     ("silent_over_hicache", "without metadata, over HiCache"),
     ("unmarked_over_marked", "unmarked, of marked prompts' time"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 
 from kvflow_sdk.graph import AgentStepGraph, GraphBuilder
 from kvflow_sdk.likelihood import Transitions
+from kvflow_server.bench.wander import everyone, wander
 
 from .peer import peer
 from .server import Server
@@ -16,9 +16,6 @@ from .tree import Spans
 from .workload import Ask, Plan, Program, Stage, Workflow, sequential
 
 __all__ = ["Scenario"]
-
-RARE = 0.1
-"""How often a dynamic workflow takes its rarer transition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,24 +147,11 @@ class Scenario:
             self._ask(f"agent-{n}", (((client, n), 0, self.fixed),))
             for n in range(self.agents)
         ]
-        builder = GraphBuilder()
-        for ask in asks:
-            builder.add_node(ask.agent)
-        builder.add_entry(asks[0].agent)
-        for ask in asks:
-            for other in asks:
-                if other is not ask:
-                    builder.add_edge(ask.agent, other.agent, conditional=True)
-        return partial(_wander, asks), builder.build()
+
+        def plan(draw: random.Random) -> Iterator[Stage]:
+            return ((asks[n],) for n in wander(self.agents, draw))
+
+        return plan, everyone([ask.agent for ask in asks])
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self) | {"prompt_tokens": self.prompt_tokens}
-
-
-def _wander(asks: list[Ask], draw: random.Random) -> Iterator[Stage]:
-    at = 0
-    for _ in asks:
-        yield (asks[at],)
-        others = [n for n in range(len(asks)) if n not in (at, (at + 1) % len(asks))]
-        rare = others and draw.random() < RARE
-        at = draw.choice(others) if rare else (at + 1) % len(asks)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -48,3 +48,30 @@ def test_tokens_stay_clear_of_the_special_ones(workload: Workload) -> None:
     tokens = [token for agent in range(4) for token in workload.prompt(agent, 0)]
     assert min(tokens) >= 10
     assert max(tokens) < 1000
+
+
+def _wandering() -> Workload:
+    return Workload(Settings(dynamic_graph=True), vocabulary=8192, first_token=16)
+
+
+def test_a_dynamic_workflow_is_the_same_for_every_system_and_another_each_run() -> None:
+    orders = [list(_wandering().order(run)) for run in range(20)]
+    assert orders == [list(_wandering().order(run)) for run in range(20)]
+    assert len({tuple(order) for order in orders}) > 5
+    assert {len(order) for order in orders} == {10}
+    followed = [(b - a) % 10 == 1 for o in orders for a, b in pairwise(o)]
+    assert 0.8 < sum(followed) / len(followed) < 1
+
+
+def test_an_agent_that_is_called_twice_is_asked_something_else() -> None:
+    workload = _wandering()
+    first, again = (workload.prompt(3, 0, call) for call in range(2))
+    assert first[:1024] == again[:1024]
+    assert first != again
+
+
+def test_a_dynamic_workflow_declares_that_anyone_may_follow() -> None:
+    graph = _wandering().graph
+    assert graph is not None
+    assert len(graph.feeds("agent-4")) == 9
+    assert Workload(Settings(), vocabulary=8192, first_token=16).graph is None
