@@ -18,6 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,14 +31,13 @@ from .target import Target
 from .wire import StepUpdate
 
 if TYPE_CHECKING:
-    import httpx
+    from .channel import Channels
 
 __all__ = ["Stream"]
 
 log = logging.getLogger("kvflow")
 log.addHandler(logging.NullHandler())
 
-MAX_ANSWER = 64 * 1024
 MAX_CHORES = 64
 COALESCE_S = 0.001
 """Until a snapshot is sent that nothing else waited with. Whoever made it is about to
@@ -47,7 +47,7 @@ _OVER_BOUNDS = 429
 _NOT_KVFLOW = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
 
-_Job = Callable[["httpx.Client"], None]
+_Job = Callable[["Channels"], None]
 
 
 class Stream:
@@ -60,7 +60,10 @@ class Stream:
         _STREAMS.add(self)
 
     def _reset(self) -> None:
-        self._changed = threading.Condition()
+        # Re-entrant: the collector may end a forgotten client's stream anywhere.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._resting = False
         self._targets: dict[str, Target] = {}
         self._probes: dict[str, Callable[[bool | None], None]] = {}
         self._chores: deque[Callable[[], None]] = deque(maxlen=MAX_CHORES)
@@ -80,13 +83,14 @@ class Stream:
 
     def put(self, update: StepUpdate) -> None:
         """Send `update` when there is time."""
-        with self._changed:
+        with self._lock:
             if self._closed or not self._targets:
                 return
             lost = 0
             for target in self._targets.values():
                 lost += target.keep(update, self._config.max_runs)
-            self._wake()
+            if self._resting or self._thread is None:
+                self._wake()
         if lost:
             self.counters.add("steps.dropped", lost)
 
@@ -101,10 +105,11 @@ class Stream:
 
     def later(self, chore: Callable[[], None]) -> None:
         """Do `chore` when no snapshot waits; the oldest go if there are too many."""
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._chores.append(chore)
-                self._wake()
+                if self._resting or self._thread is None:
+                    self._wake()
 
     def probe(self, root: str, tell: Callable[[bool | None], None]) -> None:
         """Ask, in the background, whether `root` is KVFlow, and `tell` the answer.
@@ -153,10 +158,10 @@ class Stream:
         self._changed.notify_all()
 
     def _work(self) -> None:
-        # Here, because importing httpx costs more than the rest of the SDK.
-        import httpx
+        # Here, because importing it costs more than the rest of the SDK.
+        from .channel import Channels
 
-        with httpx.Client(timeout=self._config.timeout) as http:
+        with closing(Channels(self._config.timeout)) as http:
             while (job := self._next()) is not None:
                 try:
                     job(http)
@@ -190,11 +195,14 @@ class Stream:
                 if self._closed:
                     return None
                 pause = None if target is None else target.not_before - now
-                if self._changed.wait(pause) and not self._closed:
+                self._resting = True
+                told = self._changed.wait(pause)
+                self._resting = False
+                if told and not self._closed:
                     return _let_go_on
 
     def _post(
-        self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
+        self, target: Target, batch: Sequence[StepUpdate], http: Channels
     ) -> None:
         status, text = self._send(target, batch, http)
         if status in _REFUSED and len(batch) > 1:
@@ -219,7 +227,7 @@ class Stream:
                     target.keep(update, self._config.max_runs)
 
     def _post_prompt(
-        self, target: Target, prompt: PrewarmRequest, http: httpx.Client
+        self, target: Target, prompt: PrewarmRequest, http: Channels
     ) -> None:
         """Once only: it is a favour, and the call itself will come."""
         body = msgspec.json.encode(prompt)
@@ -228,28 +236,30 @@ class Stream:
         self.counters.add("prompts.sent" if sent else "prompts.refused")
 
     def _send(
-        self, target: Target, batch: Sequence[StepUpdate], http: httpx.Client
+        self, target: Target, batch: Sequence[StepUpdate], http: Channels
     ) -> tuple[int, bytes]:
         body = wire.encode_envelope(batch)
         return self._send_body(target, wire.STEPS_PATH, body, http)
 
     def _send_body(
-        self, target: Target, path: str, body: bytes, http: httpx.Client
+        self, target: Target, path: str, body: bytes, http: Channels
     ) -> tuple[int, bytes]:
         """The HTTP status, or 0 when there was no answer, and its body."""
-        import httpx
+        from .channel import FAILURES
 
         headers = {"content-type": "application/json"}
         if target.api_key:
             headers["authorization"] = f"Bearer {target.api_key}"
         try:
-            answer = http.post(target.root + path, content=body, headers=headers)
-        except httpx.HTTPError as error:
+            status, text = http.request(
+                "POST", target.root + path, body=body, headers=headers
+            )
+        except FAILURES as error:
             self._first(target, path, 0, error)
             return 0, b""
-        if not answer.is_success:
-            self._first(target, path, answer.status_code, answer.text[:200])
-        return answer.status_code, answer.content
+        if not 200 <= status < 300:
+            self._first(target, path, status, text[:200].decode(errors="replace"))
+        return status, text
 
     def _first(self, target: Target, path: str, status: int, detail: object) -> None:
         if target.failures == 0 and (path, status) not in target.said:
@@ -263,21 +273,20 @@ class Stream:
             )
 
     def _ask(
-        self, root: str, tell: Callable[[bool | None], None], http: httpx.Client
+        self, root: str, tell: Callable[[bool | None], None], http: Channels
     ) -> None:
         """Neither identity nor key goes along: this may be anybody's server."""
-        import httpx
+        from .channel import FAILURES
 
         self.counters.add("probes")
         is_kvflow: bool | None = None
         try:
-            with http.stream("GET", root + wire.CAPABILITIES_PATH) as response:
-                if response.status_code == 200:
-                    text = next(response.iter_bytes(MAX_ANSWER), b"")
-                    is_kvflow = wire.speaks_kvflow(_json(text))
-                elif response.status_code in _NOT_KVFLOW | _NOT_ALLOWED:
-                    is_kvflow = False
-        except httpx.HTTPError as error:
+            status, text = http.request("GET", root + wire.CAPABILITIES_PATH)
+            if status == 200:
+                is_kvflow = wire.speaks_kvflow(_json(text))
+            elif status in _NOT_KVFLOW | _NOT_ALLOWED:
+                is_kvflow = False
+        except FAILURES as error:
             log.debug("kvflow: no answer from %s (%s)", root, error)
         tell(is_kvflow)
 
@@ -302,7 +311,7 @@ def _without_http(chore: Callable[[], None]) -> _Job:
     return lambda _: chore()
 
 
-def _let_go_on(http: httpx.Client) -> None:
+def _let_go_on(http: Channels) -> None:
     time.sleep(COALESCE_S)
 
 

@@ -18,6 +18,7 @@ SOURCES = {
 FLOORS = [
     [
         "kvflow_sdk.errors",
+        "kvflow_sdk.channel",
         "kvflow_sdk.config",
         "kvflow_sdk.counters",
         "kvflow_sdk.deflate",

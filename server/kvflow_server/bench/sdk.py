@@ -23,6 +23,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -47,8 +48,9 @@ SIZES = (50, 500)
 TEAM = ("planner", "worker1", "worker2", "worker3", "worker4", "writer", "reviewer")
 CALL_S = 0.004
 """Stands for the LLM call. Real ones are longer, and leave the stream more time."""
-PAUSE_S = 0.001
-"""Between two calls: what the application does meanwhile."""
+PAUSE_S = 0.004
+"""Between two calls, at most: what the application does meanwhile. As long as it comes,
+so that calls meet the background thread at work as often as they happen to."""
 PROMPT_CHARS = 4000
 """Of the fixed part; the question behind it is new in each call."""
 OPEN_RUNS = 50
@@ -164,6 +166,7 @@ class _Caller:
 
         self.client = client
         self._transport = _transport()
+        self._pauses = random.Random(7)
         settings: dict[str, Any] = {"base_url": url, "api_key": "none"}
         self._http = openai.DefaultHttpxClient(transport=self._transport)
         self._plain = openai.OpenAI(http_client=self._http, **settings)
@@ -202,7 +205,7 @@ class _Caller:
             self._tagged.chat.completions.create(**request)
 
     def _timed(self, call: Callable[[], Any]) -> float:
-        time.sleep(PAUSE_S)
+        time.sleep(self._pauses.uniform(0.0, PAUSE_S))
         began = time.perf_counter()
         call()
         return time.perf_counter() - began - CALL_S
