@@ -8,13 +8,14 @@ SETUP  := $(PYTHON) tools/environment.py setup
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-client setup-server print-kvflow demo report test test-full test-legacy lint format lock prune clean
+.PHONY: help setup setup-client setup-server print-kvflow demo report test test-full test-legacy test-versions lint format lock prune clean
 
 help:
 	@echo "make demo          run a ten-agent workflow on real servers and compare"
 	@echo "make test          lint, type checks and all tests"
 	@echo "make test-full     those, every server configuration and the long traces"
 	@echo "make test-legacy   agentUniverse and ag2, in environments of their own (1 GB)"
+	@echo "make test-versions the oldest and newest LangGraph, Python 3.11 to 3.13"
 	@echo "make setup         make both environments (.venv/client, .venv/server)"
 	@echo "make report        all results on one page, build/report/index.html"
 	@echo "make print-kvflow  print the path of the kvflow command"
@@ -48,6 +49,9 @@ test-legacy: setup-server
 
 report: setup-server
 	@.venv/server/bin/kvflow report
+
+test-versions:
+	@$(PYTHON) tools/versions.py
 
 lint: setup-client
 	@$(PYTHON) tools/checks.py lint

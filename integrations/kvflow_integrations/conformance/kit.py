@@ -15,6 +15,7 @@ from kvflow_sdk.context import current
 from kvflow_sdk.wire import HEADER
 
 from .harness import Harness, Mode, Program, WatchedClient
+from .loopback import GENERATE_PATH
 from .scenarios import Scenario
 from .stage import Heard, Stage
 
@@ -231,6 +232,19 @@ class Conformance:
         plain = _failure(self.harness.build(self.first, url, None), self.mode)
         assert (type(ours), str(ours)) == (type(plain), str(plain))
 
+    def test_a_server_that_hangs_up_is_called_as_often_as_by_the_plain_program(
+        self,
+    ) -> None:
+        with self._staged(self.first) as (stage, client, program):
+            stage.hangs_up = True
+            ours, tries = _failure(program, self.mode), _tries(stage)
+            program.unwrap()
+            _is_over(client)
+            plain = _failure(self.harness.build(self.first, stage.url, None), self.mode)
+            assert tries > 1
+            assert _tries(stage) == 2 * tries
+        assert (type(ours), str(ours)) == (type(plain), str(plain))
+
     @contextmanager
     def _staged(
         self, scenario: Scenario, *, copies: int = 1, behind: str | None = None
@@ -313,6 +327,10 @@ def _failure(program: Program, mode: Mode) -> BaseException:
     except Exception as error:
         return error
     raise AssertionError("the program did not fail")
+
+
+def _tries(stage: Stage) -> int:
+    return len(stage.at("/completions")) + len(stage.at(GENERATE_PATH))
 
 
 def _quietly(program: Program, mode: Mode, failures: list[BaseException]) -> None:

@@ -89,6 +89,8 @@ class Loopback:
     """By path: statuses to answer with before the usual answer."""
     hold: threading.Event | None = None
     """KVFlow's routes answer only once this is set."""
+    hangs_up: bool = False
+    """The connection ends without an answer to a call of a model."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     http: ThreadingHTTPServer = field(init=False)
 
@@ -191,7 +193,10 @@ class _Handler(BaseHTTPRequestHandler):
         if status != 200:
             self._send(status, {"error": {"message": "as told"}})
         elif self.path.endswith("/completions") or self.path == GENERATE_PATH:
-            self._complete(request)
+            if server.hangs_up:
+                self.close_connection = True
+            else:
+                self._complete(request)
         elif self.path == "/get_model_info":
             self._send(200, {"model_path": "default"})
         elif "/kvflow/" in self.path and server.kvflow:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
+from langchain.chat_models import init_chat_model
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
@@ -110,6 +112,83 @@ def test_structured_output_is_tagged(app: Any, server: Server, client: Client) -
     app(lambda: model.invoke("hi"))
     (update,) = server.updates
     expected(client, update)
+
+
+def test_a_model_that_init_chat_model_made_is_tagged(
+    app: Any, server: Server, client: Client
+) -> None:
+    model = init_chat_model(
+        "m", model_provider="openai", base_url=server.url, api_key="k"
+    )
+    app(lambda: model.invoke("hi"))
+    (update,) = server.updates
+    expected(client, update)
+
+
+def test_a_model_with_tools_bound_is_tagged(
+    app: Any, server: Server, client: Client
+) -> None:
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return "fine"
+
+    server.text = "->weather"
+    said = []
+    app(lambda: said.append(chat(server).bind_tools([weather]).invoke("hi")))
+    (call,) = server.calls
+    assert call.body["tools"][0]["function"]["name"] == "weather"
+    assert [tool["name"] for tool in said[0].tool_calls] == ["weather"]
+    expected(client, server.updates[0])
+
+
+def test_structured_output_by_a_tool_is_tagged(
+    app: Any, server: Server, client: Client
+) -> None:
+    class Where(BaseModel):
+        city: str = "nowhere"
+
+    server.text = "->Where"
+    model = chat(server).with_structured_output(Where, method="function_calling")
+    app(lambda: model.invoke("hi"))
+    expected(client, server.updates[0])
+
+
+def test_an_async_stream_is_tagged(
+    recorder: Any, server: Server, client: Client
+) -> None:
+    async def node(state: Any) -> dict[str, list[str]]:
+        return {"log": [str(c.content) async for c in chat(server).astream("hi")]}
+
+    builder = recorder.graph({"a": "b"})
+    del builder.nodes["a"]
+    builder.add_node("a", node)
+    app = kvflow.wrap(builder.compile(), client=client)
+    said = asyncio.run(app.ainvoke(INPUT))["log"]
+    integration.unwrap(app)
+    assert "".join(said[:-1]) == CONTENT
+    expected(client, server.updates[0])
+
+
+def test_calls_in_a_thread_pool_are_tagged_with_bind(
+    app: Any, server: Server, client: Client
+) -> None:
+    def work(bound: Any) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(bound, range(3)))
+
+    app(lambda: work(kvflow.bind(lambda _: chat(server).invoke("hi"))))
+    assert len(server.updates) == 3
+    for update in server.updates:
+        expected(client, update)
+
+
+def test_calls_in_a_bare_thread_are_plain(app: Any, server: Server) -> None:
+    def work() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(ask, plain(server)).result()
+
+    app(work)
+    assert server.updates == [None]
 
 
 def test_a_model_made_before_wrapping_is_tagged(

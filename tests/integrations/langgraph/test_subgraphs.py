@@ -201,6 +201,43 @@ def test_many_subgraphs_at_once_are_all_seen(recorder: Any) -> None:
     assert recorder.seen[-1] == ("after", {"after": 0})
 
 
+def test_copies_of_one_subgraph_may_be_at_different_places(recorder: Any) -> None:
+    late, early = threading.Event(), threading.Event()
+
+    def first(state: Any) -> Any:
+        if state["log"] == ["late"]:
+            assert late.wait(20)
+            recorder.note()
+            early.set()
+        return {"log": []}
+
+    def second(state: Any) -> Any:
+        if state["log"] == ["early"]:
+            # The other copy is in its first node still.
+            late.set()
+            assert early.wait(20)
+            recorder.note()
+        return {"log": []}
+
+    inner = StateGraph(State)
+    inner.add_node("a", first)
+    inner.add_node("b", second)
+    inner.add_edge(START, "a")
+    inner.add_edge("a", "b")
+    builder = StateGraph(State)
+    builder.add_node("team", inner.compile())
+    builder.add_node("after", recorder.node("after"))
+    sends = [Send("team", {"log": [name]}) for name in ("early", "late")]
+    builder.add_conditional_edges(START, lambda state: sends, ["team"])
+    builder.add_edge("team", "after")
+    recorder.wrap(builder.compile()).invoke(INPUT)
+    (in_a, in_b, at_end) = recorder.seen
+    assert in_a == ("team|a", {"team|a": 0, "team|b": 0, "after": 1})
+    assert in_b[0] == "team|b"
+    assert in_b[1]["team|b"] == 0
+    assert at_end == ("after", {"after": 0})
+
+
 def test_a_command_to_the_parent_leaves_the_subgraph(recorder: Any) -> None:
     def leave(state: Any) -> Any:
         recorder.note()

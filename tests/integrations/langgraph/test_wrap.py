@@ -28,15 +28,17 @@ def everything(compiled: Any) -> dict[str, Any]:
 
 
 def patched() -> list[Any]:
-    return [
-        vars(PregelLoop)["tick"],
-        vars(SyncPregelLoop)["accept_push"],
-        vars(AsyncPregelLoop)["aaccept_push"],
-        vars(SyncPregelLoop)["schedule_error_handler"],
-        vars(AsyncPregelLoop)["aschedule_error_handler"],
-        vars(openai.OpenAI)["_prepare_options"],
-        vars(openai.AsyncOpenAI)["_prepare_options"],
+    """What is replaced while something is wrapped; error handlers came after 1.0."""
+    attributes = [
+        (PregelLoop, "tick"),
+        (SyncPregelLoop, "accept_push"),
+        (AsyncPregelLoop, "aaccept_push"),
+        (SyncPregelLoop, "schedule_error_handler"),
+        (AsyncPregelLoop, "aschedule_error_handler"),
+        (openai.OpenAI, "_prepare_options"),
+        (openai.AsyncOpenAI, "_prepare_options"),
     ]
+    return [vars(o)[name] for o, name in attributes if name in vars(o)]
 
 
 def test_wrapping_and_running_leave_the_graph_as_it_was(recorder: Any) -> None:

@@ -1,13 +1,14 @@
 """Plain Python passes the conformance kit: functions, threads, tasks and generators.
 
 The programs say nothing but ``with kvflow.workflow(graph)`` and ``kvflow.step(name)``:
-what a start means for the others is inferred from the graph.
+what a start means for the others is inferred from the graph. An agent that runs for two
+reasons at different times has to be announced, and then the run says all of its turns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,9 +25,12 @@ from kvflow_integrations.conformance import (
     messages,
 )
 from kvflow_sdk.client import Client
+from kvflow_sdk.context import current_scope
 
 
 class PlainProgram(Program):
+    announces = False
+
     def __init__(self, scenario: Scenario, url: str, client: Client | None) -> None:
         self.scenario, self.url, self.client = scenario, url, client
         kind, akind = openai.OpenAI, openai.AsyncOpenAI
@@ -56,7 +60,7 @@ class PlainProgram(Program):
         return self._tracked(self._astream)()
 
     def unwrap(self) -> PlainProgram:
-        return PlainProgram(self.scenario, self.url, None)
+        return type(self)(self.scenario, self.url, None)
 
     def _tracked(self, function: Callable[[], Any]) -> Callable[[], Any]:
         if self.client is None:
@@ -66,6 +70,7 @@ class PlainProgram(Program):
     def _stream(self) -> Iterator[object]:
         course = Course(self.scenario)
         while course.turn:
+            self._announce(course.turn)
             with ThreadPoolExecutor(len(course.turn)) as pool:
                 answers = list(pool.map(kvflow.bind(self._call), course.turn))
             yield from answers
@@ -75,11 +80,17 @@ class PlainProgram(Program):
         course = Course(self.scenario)
         async with self._async_llm() as llm:
             while course.turn:
+                self._announce(course.turn)
                 calls = [self._acall(llm, name) for name in course.turn]
                 answers = await asyncio.gather(*calls)
                 for answer in answers:
                     yield answer
                 course.done(answers)
+
+    def _announce(self, turn: list[str]) -> None:
+        run = current_scope().run
+        if self.announces and run is not None:
+            run.superstep(*turn)
 
     def _call(self, name: str) -> tuple[str, str]:
         def call() -> tuple[str, str]:
@@ -132,5 +143,24 @@ class PlainHarness(Harness):
         return PlainProgram(scenario, url, client)
 
 
+class AnnouncingProgram(PlainProgram):
+    announces = True
+
+
+class AnnouncingHarness(Harness):
+    def scenarios(self) -> Sequence[Scenario]:
+        every = super().scenarios()
+        return [s for s in every if not s.needs or Feature.RERUN in s.needs]
+
+    def build(
+        self, scenario: Scenario, url: str, client: Client | None
+    ) -> AnnouncingProgram:
+        return AnnouncingProgram(scenario, url, client)
+
+
 class TestPlainPython(Conformance):
     harness = PlainHarness()
+
+
+class TestPlainPythonThatAnnounces(Conformance):
+    harness = AnnouncingHarness()

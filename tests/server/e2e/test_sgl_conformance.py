@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +22,7 @@ from kvflow_integrations.conformance import (
     system_prompt,
 )
 from kvflow_sdk.client import Client
+from kvflow_sdk.context import current_scope
 from kvflow_sdk.graph import Node
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Error in stream_executor")
 
 class SglProgram(Program):
     """A pipeline in Python that runs one ``@sgl.function`` per agent."""
+
+    announces = False
 
     def __init__(self, scenario: Scenario, url: str, client: Client | None) -> None:
         self.scenario, self.url, self.client = scenario, url, client
@@ -51,7 +54,7 @@ class SglProgram(Program):
         return self._tracked(stream=True)
 
     def unwrap(self) -> SglProgram:
-        plain = SglProgram(self.scenario, self.url, None)
+        plain = type(self)(self.scenario, self.url, None)
         plain._endpoint = sglang_lang.unwrap(self._endpoint)
         return plain
 
@@ -68,6 +71,9 @@ class SglProgram(Program):
             return self.functions[name].run(backend=backend, stream=stream)
 
         while course.turn:
+            run = current_scope().run
+            if self.announces and run is not None:
+                run.superstep(*course.turn)
             # Lazily: all of them are running before the first answer is read.
             states = [(name, call(name)) for name in course.turn]
             answers = []
@@ -115,11 +121,33 @@ class SglHarness(Harness):
         return SglProgram(scenario, url, client)
 
 
+class AnnouncingProgram(SglProgram):
+    announces = True
+
+
+class AnnouncingHarness(SglHarness):
+    features = frozenset(Feature)
+
+    def scenarios(self) -> Sequence[Scenario]:
+        every = super().scenarios()
+        return [s for s in every if not s.needs or Feature.RERUN in s.needs]
+
+    def build(
+        self, scenario: Scenario, url: str, client: Client | None
+    ) -> AnnouncingProgram:
+        return AnnouncingProgram(scenario, url, client)
+
+
 class TestSglFunction(Conformance):
     harness = SglHarness()
 
 
+class TestSglFunctionThatAnnounces(Conformance):
+    harness = AnnouncingHarness()
+
+
 @pytest.fixture
 def kvflow_url(server: Server) -> str:
-    SglHarness.server_key = server.key
+    for harness in (SglHarness, AnnouncingHarness):
+        harness.server_key = server.key
     return server.url
