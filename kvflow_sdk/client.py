@@ -110,10 +110,8 @@ class Client:
 
     def start_run(self, graph: AgentStepGraph | None = None) -> Run:
         """A new run of a workflow, whose snapshots go to the servers."""
-        listener = None if self.config.disable else self._stream.put
-        return Run(
-            graph, client=self.id, listener=listener, transitions=self.transitions
-        )
+        outbox = None if self.config.disable else self._stream
+        return Run(graph, client=self.id, outbox=outbox, transitions=self.transitions)
 
     def prewarm(
         self, graph: AgentStepGraph | None, prompts: Mapping[str, AgentPrompt]

@@ -76,16 +76,31 @@ def _tag(
     ):
         return options
     ours = call_headers(
-        str(client.base_url),
+        _base_url(client),
         configured=True,
         api_key=_key(client),
         body=options.json_data,
     )
+    if not ours:
+        return options
     # Not given at all when the caller passed no headers.
-    theirs = options.headers if isinstance(options.headers, Mapping) else {}
-    if ours and not any(name.lower() == HEADER for name in theirs):
+    theirs = options.headers
+    if not isinstance(theirs, Mapping) or not theirs:
+        options.headers = ours
+    elif not any(name.lower() == HEADER for name in theirs):
         options.headers = {**theirs, **ours}
     return options
+
+
+def _base_url(client: OpenAI | AsyncOpenAI) -> str:
+    """As a text, made once; another object when the user sets another one."""
+    url = client.base_url
+    known = vars(client).get("_kvflow_base_url")
+    if known is None or known[0] is not url:
+        known = url, str(url)
+        vars(client)["_kvflow_base_url"] = known
+    text: str = known[1]
+    return text
 
 
 def _key(client: OpenAI | AsyncOpenAI) -> str | None:

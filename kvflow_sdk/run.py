@@ -17,6 +17,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from .frontier import Arrivals, within
 from .graph import AgentStepGraph
@@ -25,9 +26,20 @@ from .observer import Observer
 from .position import NO_STEPS, Event, positions_of
 from .wire import FixedMark, Snapshot, StepUpdate
 
-__all__ = ["Listener", "Run"]
+__all__ = ["Listener", "Outbox", "Run"]
 
 Listener = Callable[[StepUpdate], None]
+
+
+class Outbox(Protocol):
+    """Who sends what runs have to say, in a thread of its own. No method waits."""
+
+    def touch(self, run: Run) -> None:
+        """Something happened in `run`: ask it for `Run.unsent` when there is time."""
+
+    def put(self, update: StepUpdate) -> None:
+        """Send this, the last word of a run."""
+
 
 _NO_ARRIVALS: Arrivals = frozenset()
 
@@ -43,6 +55,9 @@ class Run:
     outside the lock, so two threads may deliver out of order: `StepUpdate.seq` says
     which is newer. What it raises is logged, never passed on.
 
+    An `outbox` only hears that something happened, and asks. So what the end of an agent
+    means is worked out by the outbox's thread, or by whatever happens next.
+
     Names outside the graph are accepted everywhere; they count 0 while they execute.
 
     With `transitions` the run adds to them what happens, and goes by what they hold:
@@ -56,6 +71,7 @@ class Run:
         client: str,
         run_id: str | None = None,
         listener: Listener | None = None,
+        outbox: Outbox | None = None,
         transitions: Transitions | None = None,
     ) -> None:
         if transitions is not None:
@@ -64,6 +80,7 @@ class Run:
         self.client = client
         self.id = run_id or secrets.token_hex(16)
         self._listeners = () if listener is None else (listener,)
+        self._outbox = outbox
         self._lock = threading.Lock()
         self._observer = Observer(transitions, graph)
         self._positions = positions_of(graph)
@@ -74,6 +91,9 @@ class Run:
         self._steps: Snapshot[int] = NO_STEPS
         self._likelihood: Snapshot[float] | None = None
         self._seq = 0
+        self._sent = 0
+        self._ends: list[tuple[str, str | None]] = []
+        """Of agents, and of their callers, that are not taken into account yet."""
         self._final = False
         self._deliver(self._arrive() if self._position.steps else None)
 
@@ -84,6 +104,7 @@ class Run:
     def listen(self, listener: Listener) -> None:
         """`listener` hears of every later change, too; also of the end."""
         with self._lock:
+            self._settle()
             self._listeners = (*self._listeners, listener)
 
     def fire(self, *nodes: str) -> None:
@@ -95,6 +116,8 @@ class Run:
         with self._lock:
             if self._final:
                 return
+            if self._ends:
+                self._settle()
             self._observer.start(node, caller)
             update = self._move(("start", node))
         self._deliver(update)
@@ -104,9 +127,11 @@ class Run:
         with self._lock:
             if self._final:
                 return
-            self._observer.end(node, caller)
-            update = self._move(("end", node))
+            self._ends.append((node, caller))
+            update = self._settle() if self._listeners else None
         self._deliver(update)
+        if self._outbox is not None and update is None:
+            self._outbox.touch(self)
 
     def suspend(self, node: str) -> None:
         """One execution of `node` broke off and will be repeated: a retry, or an
@@ -130,6 +155,7 @@ class Run:
         with self._lock:
             if self._final:
                 return
+            self._settle()
             holding = self._position.frontier.holding
             ended = [name for name in holding if within(name, subtree)]
             self._observer.superstep(ended, nodes)
@@ -158,6 +184,7 @@ class Run:
         with self._lock:
             if self._final:
                 return
+            self._settle()
             self._final = True
             frontier = self._position.frontier
             whole = not frontier.executing and not frontier.fired
@@ -172,14 +199,37 @@ class Run:
     ) -> StepUpdate:
         """Where the run stands; with `agent` and `fixed`, as one of its calls says."""
         with self._lock:
+            self._settle()
             return self._snapshot(agent, fixed)
+
+    def unsent(self) -> StepUpdate | None:
+        """Where the run stands, if that has changed since this was asked last.
+
+        None as well when the run is over: its last word was put.
+        """
+        with self._lock:
+            self._settle()
+            if self._final or self._seq == self._sent:
+                return None
+            self._sent = self._seq
+            return self._snapshot()
 
     def _tell(self, event: Event) -> None:
         with self._lock:
             if self._final:
                 return
+            self._settle()
             update = self._move(event)
         self._deliver(update)
+
+    def _settle(self) -> StepUpdate | None:
+        """Take the ends into account; returns what that changed."""
+        update = None
+        while self._ends:
+            node, caller = self._ends.pop(0)
+            self._observer.end(node, caller)
+            update = self._move(("end", node)) or update
+        return update
 
     def _move(self, event: Event) -> StepUpdate | None:
         self._position, changed = self._positions.after(self._position, event)
@@ -210,6 +260,11 @@ class Run:
     def _deliver(self, update: StepUpdate | None) -> None:
         if update is None:
             return
+        if self._outbox is not None:
+            if update.final:
+                self._outbox.put(update)
+            else:
+                self._outbox.touch(self)
         for listener in self._listeners:
             try:
                 listener(update)

@@ -1,8 +1,8 @@
 """The step stream: snapshots to the servers, in the background.
 
-One daemon thread per client, started by the first snapshot. The caller only puts a
-snapshot into a dictionary; of each run the newest one waits, and of a bounded number
-of runs. A server that fails is left alone for a while, ever longer up to a bound;
+One daemon thread per client, started by the first run. The caller only notes which run
+something happened in; the thread asks that run for its newest snapshot, and of a bounded
+number of runs it waits. A server that fails is left alone for a while, ever longer up to a bound;
 nothing else happens.
 """
 
@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from .wire import StepUpdate
 
 if TYPE_CHECKING:
     from .channel import Channels
+    from .run import Run
 
 __all__ = ["Stream"]
 
@@ -65,6 +66,7 @@ class Stream:
         self._changed = threading.Condition(self._lock)
         self._resting = False
         self._targets: dict[str, Target] = {}
+        self._touched: dict[str, Run] = {}
         self._probes: dict[str, Callable[[bool | None], None]] = {}
         self._chores: deque[Callable[[], None]] = deque(maxlen=MAX_CHORES)
         self._thread: threading.Thread | None = None
@@ -86,13 +88,21 @@ class Stream:
         with self._lock:
             if self._closed or not self._targets:
                 return
-            lost = 0
-            for target in self._targets.values():
-                lost += target.keep(update, self._config.max_runs)
+            self._keep(update)
             if self._resting or self._thread is None:
                 self._wake()
-        if lost:
-            self.counters.add("steps.dropped", lost)
+
+    def touch(self, run: Run) -> None:
+        """Ask `run` for its newest snapshot, and send that, when there is time."""
+        with self._lock:
+            if self._closed or not self._targets:
+                return
+            self._touched[run.id] = run
+            if len(self._touched) > self._config.max_runs:
+                del self._touched[next(iter(self._touched))]
+                self.counters.add("steps.dropped")
+            if self._resting or self._thread is None:
+                self._wake()
 
     def prewarm(self, request: PrewarmRequest) -> None:
         """Send `request` when there is time and no snapshot waits."""
@@ -141,7 +151,7 @@ class Stream:
     def _idle(self) -> bool:
         now = time.monotonic()
         waiting = (t for t in self._targets.values() if t.pending or t.prompts)
-        mine = self._busy or self._probes or self._chores
+        mine = self._busy or self._touched or self._probes or self._chores
         return not (mine or any(t.not_before <= now for t in waiting))
 
     def _wake(self) -> None:
@@ -175,6 +185,10 @@ class Stream:
         """The next thing to do, waited for; None when the stream is closed."""
         with self._changed:
             while True:
+                if self._touched:
+                    touched, self._touched = self._touched, {}
+                    self._busy = True
+                    return functools.partial(self._collect, touched.values())
                 if self._probes:
                     root = next(iter(self._probes))
                     self._busy = True
@@ -200,6 +214,20 @@ class Stream:
                 self._resting = False
                 if told and not self._closed:
                     return _let_go_on
+
+    def _collect(self, runs: Iterable[Run], _: Channels) -> None:
+        """Let wait what `runs` have to say; worked out here, not where it happened."""
+        updates = [run.unsent() for run in runs]
+        with self._lock:
+            for update in updates:
+                if update is not None:
+                    self._keep(update)
+
+    def _keep(self, update: StepUpdate) -> None:
+        bound = self._config.max_runs
+        lost = sum(target.keep(update, bound) for target in self._targets.values())
+        if lost:
+            self.counters.add("steps.dropped", lost)
 
     def _post(
         self, target: Target, batch: Sequence[StepUpdate], http: Channels

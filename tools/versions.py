@@ -95,8 +95,8 @@ def make(combination: Combination, python: Path) -> None:
     print(f"{combination.name}: installing (a minute or two) ...", flush=True)
     shutil.rmtree(env, ignore_errors=True)
     subprocess.run([python, "-m", "venv", env], check=True)
-    pip = [env / "bin" / "python", "-m", "pip", "install", "--quiet"]
-    packages = ["-r", files[0], *RUNNER, *BUILD]
+    pip = [str(env / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    packages = ["-r", str(files[0]), *RUNNER, *BUILD]
     subprocess.run([*pip, *packages], check=True)
     own = ["--no-build-isolation", "--editable", f"{ROOT}[langgraph]"]
     subprocess.run([*pip, *own], check=True)
@@ -109,7 +109,8 @@ def test(combination: Combination) -> tuple[int, list[int]]:
     workers = ("--numprocesses", "logical", "--dist", "loadscope")
     # What the newest of other packages warn of is not ours to keep quiet.
     options = (*workers, "-m", "not full and not server", "-W", "ignore")
-    command = [combination.env / "bin" / "python", "-m", "pytest", *TESTS, *options]
+    python = str(combination.env / "bin" / "python")
+    command = [python, "-m", "pytest", *TESTS, *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     last = ""
