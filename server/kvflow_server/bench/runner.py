@@ -26,8 +26,9 @@ class Runner:
 
     `hints` tells whether the client speaks KVFlow, `marks` whether it says where fixed
     prompts end. The calls of the first `important` agents, if any, carry SGLang's
-    priority 1, those of the others 0. `learn`: its client learns transitions. `logprobs` asks for those of the answers, which
-    takes the server some milliseconds. A context manager.
+    priority 1, those of the others 0. `learn`: its client learns transitions.
+    `logprobs` asks for those of the answers, which takes the server some milliseconds.
+    A context manager.
     """
 
     def __init__(

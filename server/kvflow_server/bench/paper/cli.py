@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +17,25 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer()
-_TESTBEDS: dict[int, list[str]] = {5: list(TESTBEDS), 6: list(CROWDED)}
+_TESTBEDS = {
+    "5": list(TESTBEDS),
+    "6": list(CROWDED),
+    "branches": ["h100"],
+    "dynamic": ["h100", "a10g"],
+}
+_MIXES = {"branches": ["4096/32/32", "8192/32/32"], "dynamic": ["8192/32/32"]}
+"""Those that are run when none is named; of figure 5, all."""
 
 
 @app.command()
 def paper(
     fig: Annotated[
-        int, typer.Option(help="The paper's figure: 5 (one workflow), 6 (many).")
-    ] = 5,
+        str,
+        typer.Option(
+            help="The paper's figure: 5 (one workflow), 6 (many at a time); branches "
+            "(each stage picks one of two agents), dynamic (agents chosen at run time)."
+        ),
+    ] = "5",
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Smaller and fewer: under 15 minutes on 2 cores."),
@@ -65,50 +77,66 @@ def paper(
     from kvflow_server.bench.report import make_console, write_json
     from kvflow_server.edge.launcher import ServerError
 
-    if fig not in _TESTBEDS:
-        raise typer.BadParameter(f"{fig} is not built, use 5 or 6", param_hint="--fig")
-    known = _TESTBEDS[fig]
-    names = _chosen(testbeds, known, "--testbeds") or known
-    added = _chosen(systems, _systems(), "--systems")
-    every = (
-        {str(mix) for name in names for mix in TESTBEDS[name].fig5} if fig == 5 else ()
-    )
-    only = _chosen(mixes, every, "--mixes")
+    chosen = _Chosen.of(fig, quick, testbeds, systems, mixes)
     console = make_console()
 
     def keep(report: dict[str, Any]) -> None:
         if json_path is not None:
             write_json(report, json_path)
 
+    run = {"5": _fig5, "6": _fig6}.get(fig, _course)
     try:
-        if fig == 5:
-            report = _fig5(console, quick, names, added, only, keep)
-        else:
-            report = _fig6(console, quick, names, added, keep)
+        report = run(console, chosen, keep)
     except ServerError as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error
     keep(report)
     if json_path is not None:
         console.print(f"Report: {json_path}")
-    if plot is not None:
+    if plot is not None and fig in ("5", "6"):
         _plot(fig, plot, report)
         console.print(f"Plot: {plot}")
 
 
-def _plot(fig: int, path: Path, report: dict[str, Any]) -> None:
-    from .plot import save_fig5, save_fig6
-
-    {5: save_fig5, 6: save_fig6}[fig](path, report)
+Keep = Callable[[dict[str, Any]], None]
 
 
-def _systems() -> Collection[str]:
-    from kvflow_server.bench.systems import SYSTEMS
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What the options say. Raises `typer.BadParameter` naming the option."""
 
-    return SYSTEMS
+    fig: str
+    quick: bool
+    testbeds: list[str]
+    systems: list[str]
+    """Besides the figure's own."""
+    mixes: list[str]
+
+    @classmethod
+    def of(
+        cls, fig: str, quick: bool, testbeds: str, systems: str, mixes: str
+    ) -> _Chosen:
+        from kvflow_server.bench.systems import SYSTEMS
+
+        if fig not in _TESTBEDS:
+            raise typer.BadParameter(
+                f"{fig!r}: use {', '.join(_TESTBEDS)}", param_hint="--fig"
+            )
+        known = _TESTBEDS[fig]
+        names = _names(testbeds, known, "--testbeds") or known
+        every = (
+            {str(mix) for name in names for mix in TESTBEDS[name].fig5}
+            if fig != "6"
+            else ()
+        )
+        only = _names(mixes, every, "--mixes") or _MIXES.get(fig, [])
+        return cls(fig, quick, names, _names(systems, SYSTEMS, "--systems"), only)
+
+    def with_systems(self, own: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([*own, *self.systems]))
 
 
-def _chosen(text: str, known: Collection[str], option: str) -> list[str]:
+def _names(text: str, known: Collection[str], option: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
@@ -119,25 +147,23 @@ def _chosen(text: str, known: Collection[str], option: str) -> list[str]:
     return names
 
 
-def _fig5(
-    console: Console,
-    quick: bool,
-    testbeds: list[str],
-    added: list[str],
-    mixes: list[str],
-    keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
+def _plot(fig: str, path: Path, report: dict[str, Any]) -> None:
+    from .plot import save_fig5, save_fig6
+
+    {"5": save_fig5, "6": save_fig6}[fig](path, report)
+
+
+def _fig5(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
     from .fig5 import FULL, QUICK, SYSTEMS_OF_FIG5, measure
     from .report import build_report, show
 
-    effort = QUICK if quick else FULL
-    systems = list(dict.fromkeys([*SYSTEMS_OF_FIG5, *added]))
+    effort = QUICK if chosen.quick else FULL
     results = measure(
         effort,
         console,
-        testbeds,
-        systems,
-        mixes,
+        chosen.testbeds,
+        chosen.with_systems(SYSTEMS_OF_FIG5),
+        chosen.mixes,
         lambda done: keep(build_report(done, effort)),
     )
     report = build_report(results, effort)
@@ -145,25 +171,45 @@ def _fig5(
     return report
 
 
-def _fig6(
-    console: Console,
-    quick: bool,
-    testbeds: list[str],
-    added: list[str],
-    keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
+def _fig6(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
     from .fig6 import FULL, QUICK, SYSTEMS_OF_FIG6, measure
     from .report6 import build_report6, show6
 
-    effort = QUICK if quick else FULL
-    systems = list(dict.fromkeys([*SYSTEMS_OF_FIG6, *added]))
+    effort = QUICK if chosen.quick else FULL
     results = measure(
         effort,
         console,
-        testbeds,
-        systems,
+        chosen.testbeds,
+        chosen.with_systems(SYSTEMS_OF_FIG6),
         lambda done: keep(build_report6(done, effort)),
     )
     report = build_report6(results, effort)
     show6(console, report)
+    return report
+
+
+def _course(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
+    from .courses import COURSES
+    from .fig5 import FULL, QUICK, SYSTEMS_OF_FIG5, measure
+    from .report_course import build_report_course, show_course
+
+    course = COURSES[chosen.fig]
+    own = (*SYSTEMS_OF_FIG5, "kvflow-steps", "kvflow-unlearnt")
+    effort = replace(
+        QUICK if chosen.quick else FULL,
+        agents=course.agents,
+        calls=course.calls,
+        settling=4,
+    )
+    results = measure(
+        effort,
+        console,
+        chosen.testbeds,
+        chosen.with_systems(own),
+        chosen.mixes,
+        lambda done: keep(build_report_course(done, effort, course)),
+        course,
+    )
+    report = build_report_course(results, effort, course)
+    show_course(console, report)
     return report

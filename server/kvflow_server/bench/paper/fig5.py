@@ -14,12 +14,13 @@ from kvflow_server.bench.progress import progress_bar, rotated
 from kvflow_server.bench.results import Workflow
 from kvflow_server.bench.runner import Runner
 from kvflow_server.bench.single import start_all, terminable
-from kvflow_server.bench.systems import SYSTEMS, start
+from kvflow_server.bench.systems import SYSTEMS, System, start
 from kvflow_server.bench.workload import Workload
 from kvflow_server.emulated.tiny import SPECIAL_TOKENS
 
 from .calibrate import Calibrated, calibrate
-from .scale import AGENTS, Effort, Servers, scaled, settings_of
+from .courses import Course, CourseWorkload
+from .scale import Effort, Servers, settings_of
 from .testbeds import TESTBEDS, Mix, Testbed
 
 __all__ = ["FULL", "QUICK", "SYSTEMS_OF_FIG5", "MixResult", "TestbedResult", "measure"]
@@ -29,7 +30,7 @@ STEADY = 1.2
 """Where so few runs of a system differ by more, the machine changed its speed meanwhile:
 they are followed by another of each, at most `EXTRA_RUNS`."""
 EXTRA_RUNS = 2
-QUICK = Effort(factor=32, runs=(9, 4, 2))
+QUICK = Effort(factor=32, runs=(7, 3, 2))
 FULL = Effort(factor=16, runs=(15, 9, 5))
 
 
@@ -58,8 +59,10 @@ def measure(
     systems: Sequence[str] = SYSTEMS_OF_FIG5,
     mixes: Sequence[str] = (),
     keep: Callable[[list[TestbedResult]], None] = lambda results: None,
+    course: Course | None = None,
 ) -> list[TestbedResult]:
-    """Run the named mixes, or all. `systems` must hold those of `SYSTEMS_OF_FIG5`.
+    """Run the named mixes, or all. `systems` must hold those of `SYSTEMS_OF_FIG5`, and
+    `effort` the numbers of `course`, if the workflow is another than the figure's.
 
     `keep` is handed all there is after every mix: a run that ends early is not lost.
     Starts servers and ends them on the way out, by Ctrl-C, too. Raises `ServerError`.
@@ -70,7 +73,7 @@ def measure(
             with ExitStack() as stack:
                 testbed = TESTBEDS[name]
                 chosen = [mix for mix in testbed.fig5 if not mixes or str(mix) in mixes]
-                running = _start(stack, testbed, effort, progress, systems)
+                running = _start(stack, testbed, effort, progress, systems, course)
                 results.append(running.result)
                 for _, group in groupby(chosen, key=lambda mix: mix.fixed):
                     with ExitStack() as clients:
@@ -88,6 +91,7 @@ class _Running:
 
     urls: Mapping[str, str]
     result: TestbedResult
+    course: Course | None
 
 
 def _start(
@@ -96,6 +100,7 @@ def _start(
     effort: Effort,
     progress: Progress,
     systems: Sequence[str],
+    course: Course | None,
 ) -> _Running:
     task = progress.add_task(testbed.name, total=1)
     found = calibrate(
@@ -109,7 +114,7 @@ def _start(
     }
     start_all(stack, progress, others)
     urls = {"ideal": found.url} | {name: own.url for name, own in others.items()}
-    return _Running(urls, TestbedResult(testbed, found))
+    return _Running(urls, TestbedResult(testbed, found), course)
 
 
 def _prompt_size(
@@ -123,18 +128,10 @@ def _prompt_size(
     each when it is done."""
     result = running.result
     servers = result.calibrated.servers
-    loads = {mix: _workload(mix, effort, servers) for mix in mixes}
-    held = servers.pool_tokens // scaled(mixes[0], effort.factor).fixed
+    course = running.course
+    loads = {mix: _workload(mix, effort, servers, course) for mix in mixes}
     runners = {
-        name: stack.enter_context(
-            Runner(
-                url,
-                loads[mixes[0]],
-                hints=SYSTEMS[name].hints,
-                important=held - 1 if SYSTEMS[name].priorities else 0,
-                logprobs=False,
-            )
-        )
+        name: stack.enter_context(_client(SYSTEMS[name], url, loads[mixes[0]], servers))
         for name, url in running.urls.items()
     }
     _warm_up(progress, f"{mixes[0].fixed}: warming up", runners)
@@ -146,65 +143,91 @@ def _prompt_size(
         settling = effort.settling if mix == mixes[0] else int(mix.output <= 256)
         label = f"{result.testbed.name} {mix}"
         first, end = run + settling, run + settling + effort.runs_of(mix)
-        _take_turns(progress, f"{label} settling", runners, range(run, first))
-        result.mixes[mix] = _counted(progress, label, runners, range(first, end))
+        turns = _Turns(progress, label, runners)
+        turns.take(range(run, first))
+        result.mixes[mix] = turns.counted(range(first, end))
         run = end + EXTRA_RUNS
         yield mix
 
 
-def _workload(mix: Mix, effort: Effort, servers: Servers) -> Workload:
-    return Workload(
-        settings_of(mix, effort, servers, SYSTEMS_OF_FIG5),
-        vocabulary=servers.dims.vocab,
-        first_token=len(SPECIAL_TOKENS),
+def _client(
+    system: System,
+    url: str,
+    load: Workload,
+    servers: Servers,
+) -> Runner:
+    held = servers.pool_tokens // load.settings.fixed
+    return Runner(
+        url,
+        load,
+        hints=system.hints,
+        important=held - 1 if system.priorities else 0,
+        logprobs=False,
+        learn=system.learns,
     )
 
 
+def _workload(
+    mix: Mix, effort: Effort, servers: Servers, course: Course | None
+) -> Workload:
+    settings = settings_of(mix, effort, servers, SYSTEMS_OF_FIG5)
+    words = servers.dims.vocab, len(SPECIAL_TOKENS)
+    if course is None:
+        return Workload(settings, *words)
+    return CourseWorkload(settings, *words, course=course)
+
+
 def _warm_up(progress: Progress, label: str, runners: Mapping[str, Runner]) -> None:
-    task = progress.add_task(label, total=len(runners) * AGENTS)
+    agents = next(iter(runners.values())).workload.settings.agents
+    task = progress.add_task(label, total=len(runners) * agents)
     for runner in runners.values():
         runner.flush()
-        for agent in range(AGENTS):
+        for agent in range(agents):
             runner.warm_up(agent)
             progress.advance(task)
 
 
-def _counted(
-    progress: Progress, label: str, runners: Mapping[str, Runner], indices: range
-) -> MixResult:
-    before = {name: runner.counters() for name, runner in runners.items()}
-    workflows = _take_turns(progress, label, runners, indices)
-    for extra in range(EXTRA_RUNS):
-        if _steady(workflows):
-            break
-        more = range(indices.stop + extra, indices.stop + extra + 1)
-        for name, own in _take_turns(progress, f"{label} again", runners, more).items():
-            workflows[name] += own
-    done = len(next(iter(workflows.values())))
-    counters = {
-        name: {
-            key: (value - before[name].get(key, 0)) / done
-            for key, value in runner.counters().items()
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """The systems run the same workflow, one after the other, each time in another
+    order."""
+
+    progress: Progress
+    label: str
+    runners: Mapping[str, Runner]
+
+    def counted(self, indices: range) -> MixResult:
+        before = {name: runner.counters() for name, runner in self.runners.items()}
+        workflows = self.take(indices)
+        for extra in range(indices.stop, indices.stop + EXTRA_RUNS):
+            if _steady(workflows):
+                break
+            for name, own in self.take(range(extra, extra + 1)).items():
+                workflows[name] += own
+        done = len(next(iter(workflows.values())))
+        counters = {
+            name: {
+                key: (value - before[name].get(key, 0)) / done
+                for key, value in runner.counters().items()
+            }
+            for name, runner in self.runners.items()
+            if runner.hints
         }
-        for name, runner in runners.items()
-        if runner.hints
-    }
-    return MixResult(workflows, counters)
+        return MixResult(workflows, counters)
+
+    def take(self, indices: range) -> dict[str, list[Workflow]]:
+        results: dict[str, list[Workflow]] = {name: [] for name in self.runners}
+        task = self.progress.add_task(
+            self.label, total=len(indices) * len(self.runners)
+        )
+        for index in indices:
+            for name in rotated(list(self.runners), index):
+                results[name].append(self.runners[name].run(index))
+                self.progress.advance(task)
+        return results
 
 
 def _steady(workflows: Mapping[str, list[Workflow]]) -> bool:
     """Whether the median of each system can be trusted: several runs, or alike."""
     runs = [[run.seconds for run in own] for own in workflows.values()]
     return all(len(own) > 2 or max(own) <= STEADY * min(own) for own in runs)
-
-
-def _take_turns(
-    progress: Progress, label: str, runners: Mapping[str, Runner], indices: range
-) -> dict[str, list[Workflow]]:
-    results: dict[str, list[Workflow]] = {name: [] for name in runners}
-    task = progress.add_task(label, total=len(indices) * len(runners))
-    for index in indices:
-        for name in rotated(list(runners), index):
-            results[name].append(runners[name].run(index))
-            progress.advance(task)
-    return results

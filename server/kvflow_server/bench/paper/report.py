@@ -19,7 +19,15 @@ from .fig5 import MixResult, TestbedResult
 from .scale import AGENTS, Effort, Servers, scaled, wanted
 from .testbeds import Mix, Paper
 
-__all__ = ["build_report", "mix_report", "show", "verdict"]
+__all__ = [
+    "Entry",
+    "build_report",
+    "details",
+    "mix_report",
+    "show",
+    "testbed_report",
+    "verdict",
+]
 
 Entry = dict[str, Any]
 
@@ -40,13 +48,13 @@ def build_report(results: Sequence[TestbedResult], effort: Effort) -> Entry:
         "note": EMULATED,
         "effort": asdict(effort),
         "versions": versions(),
-        "testbeds": {result.testbed.name: _testbed(result) for result in results},
+        "testbeds": {result.testbed.name: testbed_report(result) for result in results},
         "mixes": mixes,
         "verdict": verdict(mixes),
     }
 
 
-def _testbed(result: TestbedResult) -> Entry:
+def testbed_report(result: TestbedResult) -> Entry:
     testbed, found = result.testbed, result.calibrated
     return {
         "device": asdict(testbed.device),
@@ -89,7 +97,7 @@ def mix_report(
         },
         "least_loaded_tokens": least_loaded(AGENTS, bound.held) * small.fixed,
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
-        **_details(found),
+        **details(found),
     }
 
 
@@ -130,7 +138,7 @@ def _spreads(found: MixResult, bound: _Bound) -> dict[str, Spread]:
     return spreads
 
 
-def _details(found: MixResult) -> Entry:
+def details(found: MixResult) -> Entry:
     runs = found.workflows
     return {
         "runs": {name: [run.seconds for run in own] for name, own in runs.items()},

@@ -26,6 +26,9 @@ class Effort:
     """Measured workflows of a mix: of up to 32 generated tokens, up to 256, more."""
     settling: int = 2
     """Workflows before the first mix of a prompt size."""
+    agents: int = AGENTS
+    calls: int = AGENTS
+    """Of one workflow."""
 
     def runs_of(self, mix: Mix) -> int:
         return self.runs[(mix.output > 32) + (mix.output > 256)]
@@ -86,12 +89,12 @@ def settings_of(
     """The scaled mix as an experiment of `kvflow bench single`."""
     small = scaled(mix, effort.factor)
     return Settings(
-        agents=AGENTS,
+        agents=effort.agents,
         fixed=small.fixed,
         dynamic=small.dynamic,
         output=small.output,
         # A little over, so that rounding down gives the pool and not one token less.
-        pool_ratio=(servers.pool_tokens + 0.5) / (AGENTS * small.fixed),
+        pool_ratio=(servers.pool_tokens + 0.5) / (effort.agents * small.fixed),
         pcie_gbps=servers.pcie_gbps,
         runs=effort.runs_of(mix),
         systems=systems,
@@ -105,7 +108,8 @@ def everything_tokens(mixes: Iterable[Mix], effort: Effort) -> int:
     for mix in mixes:
         small = scaled(mix, effort.factor)
         runs = effort.runs_of(mix) + effort.settling + 4
-        total += AGENTS * (small.fixed + runs * (small.dynamic + small.output))
+        total += effort.agents * small.fixed
+        total += effort.calls * runs * (small.dynamic + small.output)
     return total
 
 
