@@ -85,7 +85,7 @@ def _tag(
         return options
     # Not given at all when the caller passed no headers.
     theirs = options.headers
-    if not isinstance(theirs, Mapping) or not theirs:
+    if not theirs or not isinstance(theirs, Mapping):
         options.headers = ours
     elif not any(name.lower() == HEADER for name in theirs):
         options.headers = {**theirs, **ours}

@@ -43,6 +43,10 @@ MAX_CHORES = 64
 COALESCE_S = 0.001
 """Until a snapshot is sent that nothing else waited with. Whoever made it is about to
 make a call, and goes on meanwhile without this thread in its way."""
+POLL_S = 0.005
+LIVELY_S = 1.0
+"""So long after the last snapshot the thread looks by itself, every `POLL_S`, and whoever
+starts or ends an agent does not have to wake it: that costs as much as all else does."""
 _REFUSED = frozenset({400, 413, 422})
 _OVER_BOUNDS = 429
 _NOT_KVFLOW = frozenset({404, 405, 501})
@@ -65,6 +69,7 @@ class Stream:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._resting = False
+        self._lively_until = 0.0
         self._targets: dict[str, Target] = {}
         self._touched: dict[str, Run] = {}
         self._probes: dict[str, Callable[[bool | None], None]] = {}
@@ -209,6 +214,9 @@ class Stream:
                 if self._closed:
                     return None
                 pause = None if target is None else target.not_before - now
+                if now < self._lively_until:
+                    self._changed.wait(POLL_S)
+                    continue
                 self._resting = True
                 told = self._changed.wait(pause)
                 self._resting = False
@@ -218,6 +226,7 @@ class Stream:
     def _collect(self, runs: Iterable[Run], _: Channels) -> None:
         """Let wait what `runs` have to say; worked out here, not where it happened."""
         updates = [run.unsent() for run in runs]
+        self._lively_until = time.monotonic() + LIVELY_S
         with self._lock:
             for update in updates:
                 if update is not None:
