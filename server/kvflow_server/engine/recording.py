@@ -239,6 +239,7 @@ class _Writer(threading.Thread):
             seen = self.queue.popleft()
             records += self._records(seen)
             self.done += seen.weight
+            time.sleep(0)  # the scheduler's thread may have the interpreter now
             if len(records) >= 256 or not self.queue:
                 self._file.write(records)
                 records = []

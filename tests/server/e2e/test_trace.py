@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 from kvflow_sdk import wire
 from kvflow_sdk.wire import FixedMark
+from kvflow_server.cli import app
 from kvflow_server.engine.recording import BLOCK
 from kvflow_server.engine.trace import (
     Record,
@@ -19,7 +21,6 @@ from kvflow_server.engine.trace import (
     TraceWriter,
 )
 from kvflow_server.sim.costs import Costs
-from kvflow_server.sim.replay import ReplayOptions, ReplayResult, replay
 from kvflow_server.sim.server import ServerSize
 from kvflow_server.sim.trace import simulate_trace
 
@@ -110,12 +111,12 @@ def test_a_recorded_workflow_has_the_same_hits_simulated_and_replayed(
     assert simulated.device + simulated.host == HITS.start
 
     server.post("/flush_cache", {})
-    result = ReplayResult()
-    options = ReplayOptions(
-        fast=True, concurrency=1, vocabulary=2048, api_key=server.key
-    )
-    asyncio.run(replay(Trace(path), server.url, options, result))
-    assert (result.calls, result.failed, result.updates_failed) == (CALLS, 0, 0)
-    assert result.hints
-    assert result.device + result.host in HITS
+    report = tmp_path / "report.json"
+    flags = ["--fast", "--concurrency", "1", "--vocabulary", "2048"]
+    where = ["--url", server.url, "--api-key", str(server.key), "--json", str(report)]
+    done = CliRunner().invoke(app, ["replay", str(path), *flags, *where])
+    assert done.exit_code == 0, done.output
+    found = json.loads(report.read_text())
+    assert (found["calls"], found["hints"]) == (CALLS, True)
+    assert found["tokens"]["device"] + found["tokens"]["host"] in HITS
     assert server.state()["recording"]["active"]
