@@ -8,6 +8,7 @@ from pathlib import Path
 from .page import Section, Table, write_page
 from .sections import EMULATED_SECTIONS, Results, cost_section
 from .simulated import SIMULATED_SECTIONS
+from .traces import traces_section
 
 __all__ = ["build_report"]
 
@@ -25,7 +26,12 @@ def build_report(folder: Path, out: Path) -> Path:
     results = Results(folder, out)
     sections = [
         make(results)
-        for make in (*EMULATED_SECTIONS, *SIMULATED_SECTIONS, cost_section)
+        for make in (
+            *EMULATED_SECTIONS,
+            *SIMULATED_SECTIONS,
+            traces_section,
+            cost_section,
+        )
     ]
     page = out / "index.html"
     write_page(

@@ -57,8 +57,8 @@ def run_hits(
         names = " ".join(path.name for path in paths)
         sizes = ",".join(map(str, pools))
         command = f"kvflow simulate hits {names} --pools {sizes}"
-        head = {"command": command, "about": ABOUT, "versions": versions()}
-        write_json(head | {"traces": report}, json_path)
+        head = {"simulated": True, "command": command, "about": ABOUT}
+        write_json(head | {"versions": versions(), "traces": report}, json_path)
         console.print(f"Report: {json_path}")
 
 

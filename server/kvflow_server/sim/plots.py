@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["save_figure_bars", "save_maps", "save_sweep"]
+__all__ = ["save_figure_bars", "save_hit_rates", "save_maps", "save_sweep"]
 
 NOTE = "Simulated: KVFlow's own policy on a model of the hardware, no GPU was used."
 COLOURS = {
@@ -39,6 +39,25 @@ def save_sweep(
     axes[0].set_ylim(bottom=0)
     axes[0].legend(frameon=False)
     _save(figure, path, f"What {quantity} does")
+
+
+def save_hit_rates(
+    path: Path,
+    title: str,
+    pools: Sequence[int],
+    rates: Mapping[str, Sequence[float]],
+) -> None:
+    """Hit rate over the pool, a line for each policy."""
+    figure, axes = _new(1, 1, (7, 4.2))
+    styles = {"lru": "s-", "kvflow": "x--", "belady": "o-"}
+    for policy, values in rates.items():
+        axes[0].plot(pools, values, styles.get(policy, "o-"), label=policy)
+    axes[0].set_xscale("log")
+    axes[0].set_xlabel("pool, tokens")
+    axes[0].set_ylabel("share of prompt tokens found")
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend(frameon=False)
+    _save(figure, path, title)
 
 
 def save_figure_bars(

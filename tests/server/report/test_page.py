@@ -43,7 +43,14 @@ def _made(results: Path, out: Path) -> _Text:
 def test_without_results_every_section_says_what_is_missing(tmp_path: Path) -> None:
     page = _made(tmp_path, tmp_path / "out")
     missing = [text for text in page.said if "has not been kept" in text]
-    for name in ("paper-fig5", "simulated-figures", "engine", "soak", "sdk"):
+    for name in (
+        "paper-fig5",
+        "simulated-figures",
+        "mooncake",
+        "engine",
+        "soak",
+        "sdk",
+    ):
         assert any(name in text for text in missing), name
     assert page.pictures == []
 
@@ -85,3 +92,28 @@ def test_the_readmes_figures_are_among_the_kept_results(name: str) -> None:
     readme = (KEPT.parent / "README.md").read_text()
     shown = f"{report['spread']['kvflow_over_hicache']['median']:.2f} times"
     assert shown in readme
+
+
+def test_traces_are_shown_with_what_could_be_had(tmp_path: Path) -> None:
+    results, out = tmp_path / "results", tmp_path / "out"
+    results.mkdir()
+    pools = [
+        {
+            "pool": pool,
+            "lru": 10,
+            "kvflow": 10,
+            "hit_rate": {"lru": 0.1, "kvflow": 0.1, "belady": 0.2},
+            "fetched_over_optimum": over,
+        }
+        for pool, over in ((1000, 1.25), (2000, 1.125), (4000, 1.0))
+    ]
+    report = {"simulated": True, "traces": {"chats.jsonl": {"pools": pools}}}
+    (results / "mooncake.json").write_text(json.dumps(report))
+    page = _made(results, out)
+    assert page.pictures == ["hits-chats.png"]
+    assert any(
+        "KVFlow finds exactly what LRU finds. With a pool of 1,000 tokens it brings in "
+        "1.25 times what must be (hit rate 10.0%, 20.0% at best), the largest gap; from "
+        "4,000 tokens on it is under 5%." in text
+        for text in page.said
+    )
