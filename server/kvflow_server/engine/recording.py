@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvflow_sdk.wire import StepUpdate
 
@@ -49,6 +49,7 @@ MAX_PENDING = 1 << 16
 """Records that wait for an earlier call's end; above, it is written as it is."""
 MAX_BACKLOG = 1 << 24
 """Tokens and records that wait for the writer; above, recording ends."""
+_Value = TypeVar("_Value", int, float)
 _HASH_BITS = 53
 """What every JSON reader reads exactly."""
 
@@ -276,9 +277,9 @@ class _Writer(threading.Thread):
             client=_number(self._hash(client)),
             run=_number(self._hash(self._hash(client) + run)),
             seq=update.seq,
-            agent=update.agent,
-            steps=update.steps,
-            likelihood=update.likelihood,
+            agent=_text(update.agent) if update.agent is not None else None,
+            steps=_named(update.steps),
+            likelihood=_named(update.likelihood),
             final=update.final,
             partial=update.partial,
         )
@@ -297,6 +298,15 @@ class _Writer(threading.Thread):
 
     def _hash(self, data: bytes) -> bytes:
         return blake2b(data, key=self._key, digest_size=16).digest()
+
+
+def _named(values: dict[str, _Value] | None) -> dict[str, _Value] | None:
+    return None if values is None else {_text(k): v for k, v in values.items()}
+
+
+def _text(name: str) -> str:
+    """A name as UTF-8 can have it: half a surrogate pair, which JSON lets in, is none."""
+    return name.encode(errors="replace").decode()
 
 
 def _number(digest: bytes) -> int:

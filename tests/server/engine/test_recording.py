@@ -180,6 +180,17 @@ def test_a_client_s_id_is_never_written(start: Start, path: Path) -> None:
     assert "planner" in path.read_text()
 
 
+def test_a_name_that_is_no_unicode_text_does_not_end_it(
+    start: Start, path: Path
+) -> None:
+    recorder = start()
+    recorder.note_steps([update(1, steps={"half \ud800": 0})])
+    recorder.after_pass([])
+    (steps,) = written(recorder, path)
+    assert steps.update is not None
+    assert steps.update.steps == {"half ?": 0}
+
+
 def test_the_prefix_run_of_several_answers_is_no_call(start: Start, path: Path) -> None:
     recorder = start()
     recorder.note_call(request([1] * 10, output=0), [])
