@@ -187,11 +187,12 @@ def after_pass(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
             reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
         )
         publish_when_due(cache, scheduler)
-        if cache.recorder is not None:
-            cache.recorder.after_pass([*running, *batch, *waiting])
         cache.collector.after_pass(
             cache.tree_core.nodes_born, idle=not (batch or running or waiting)
         )
+    if cache.recorder is not None:
+        with cache.guard:
+            cache.recorder.after_pass([*running, *batch, *waiting])
     cache.overhead.end_pass(busy=bool(batch or running or waiting))
     if cache.config.debug:
         cache.check_integrity()

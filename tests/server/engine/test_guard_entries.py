@@ -12,12 +12,15 @@ import dataclasses
 import itertools
 import pkgutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from miniature import Miniature
 
 from kvflow_sdk.wire import FixedMark, StepUpdate
+from kvflow_server.engine.config import Recording
+from kvflow_server.engine.recording import Recorder
 
 Make = Callable[..., Any]
 Strikes = Callable[[int], str]
@@ -206,6 +209,23 @@ def test_a_fault_anywhere_costs_no_answer(
     client.assert_answered()
     assert struck, "it never came there"
     assert client.loop.cache.counters.internal_errors
+
+
+@pytest.mark.parametrize("strikes", [ALWAYS, NOW_AND_THEN], ids=["always", "often"])
+@pytest.mark.parametrize("name", ["note_call", "after_pass"])
+def test_a_fault_of_the_recorder_costs_no_answer(
+    scheduler: Any, strike: Any, name: str, strikes: Strikes, tmp_path: Path
+) -> None:
+    loop = scheduler()
+    recorder = Recorder(Recording(str(tmp_path / "trace.jsonl"), 1 << 20))
+    loop.cache.recorder = recorder
+    struck = strike(f"{ENGINE}.recording:Recorder.{name}", strikes)
+    client = Client(loop)
+    client.workflows(1)
+    client.assert_answered()
+    recorder.close()
+    assert struck, "it never came there"
+    assert loop.cache.counters.internal_errors == len(struck)
 
 
 @pytest.mark.parametrize("entry", FLUSH)
