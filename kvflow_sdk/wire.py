@@ -298,7 +298,7 @@ def from_header(value: str) -> list[StepUpdate]:
         )
     try:
         return parse_envelope(msgspec.json.decode(text))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"{HEADER}: not JSON ({error})", field=HEADER) from error
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RUNNER = ("pytest>=9", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 BUILD = ("hatchling", "editables")
+CLI = ("typer>=0.15", "rich>=13.9")
 TESTS = ("tests/sdk", "tests/integrations/langgraph", "tests/integrations/plain")
 STAMP = "kvflow-versions"
 
@@ -87,7 +88,8 @@ def make(combination: Combination, python: Path) -> None:
     """Make the environment, unless it is there and from the same files."""
     env = combination.env
     files = (ROOT / "requirements" / combination.requirements, ROOT / "pyproject.toml")
-    texts = [str(ROOT).encode(), *(file.read_bytes() for file in files)]
+    tools = (*RUNNER, *BUILD, *CLI)
+    texts = [f"{ROOT} {tools}".encode(), *(file.read_bytes() for file in files)]
     wanted = hashlib.sha256(b"\0".join(texts)).hexdigest()
     stamp = env / STAMP
     if stamp.exists() and stamp.read_text() == wanted:
@@ -96,7 +98,7 @@ def make(combination: Combination, python: Path) -> None:
     shutil.rmtree(env, ignore_errors=True)
     subprocess.run([python, "-m", "venv", env], check=True)
     pip = [str(env / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    packages = ["-r", str(files[0]), *RUNNER, *BUILD]
+    packages = ["-r", str(files[0]), *tools]
     subprocess.run([*pip, *packages], check=True)
     own = ["--no-build-isolation", "--editable", f"{ROOT}[langgraph]"]
     subprocess.run([*pip, *own], check=True)
