@@ -38,7 +38,8 @@ class SilentProgram:
 
 
 class Program(SilentProgram):
-    """A client of the server at `url`, with the first `fixed` tokens marked, if any.
+    """A client of the server at `url` that marks the first `fixed` tokens of an agent's
+    prompt, where it is named.
 
     `graph` is what it declares; without one it is the order of its calls. `learn`:
     whether it learns its transitions.
@@ -47,12 +48,12 @@ class Program(SilentProgram):
     def __init__(
         self,
         url: str,
-        fixed: int | None,
+        fixed: Mapping[str, int],
         graph: AgentStepGraph | None = None,
         *,
         learn: bool = True,
     ) -> None:
-        self._mark = None if fixed is None else FixedMark(tokens=fixed)
+        self._marks = {name: FixedMark(tokens=tokens) for name, tokens in fixed.items()}
         self._client = Client(url, name="bench")
         self._graph = graph
         if not learn:
@@ -66,7 +67,8 @@ class Program(SilentProgram):
         @contextmanager
         def step(agent: str) -> Iterator[Hints]:
             run.start(agent)
-            yield to_envelope([run.snapshot(agent=agent, fixed=self._mark)])
+            mark = self._marks.get(agent)
+            yield to_envelope([run.snapshot(agent=agent, fixed=mark)])
             run.end(agent)
 
         try:

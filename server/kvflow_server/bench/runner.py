@@ -50,14 +50,17 @@ class Runner:
         self._important = important
         self._logprobs = logprobs
         self._learn = learn
-        self._fixed = workload.settings.fixed if marks else None
+        self._marks = marks
         self._program = self._new_program()
 
     def _new_program(self) -> SilentProgram:
         if not self.hints:
             return SilentProgram()
         graph = self.workload.graph
-        return Program(self._url, self._fixed, graph, learn=self._learn)
+        load = self.workload
+        fixed = {name: load.mark(n) for n, name in enumerate(load.agents)}
+        marks = fixed if self._marks else {}
+        return Program(self._url, marks, graph, learn=self._learn)
 
     def __enter__(self) -> Runner:
         return self
@@ -92,7 +95,8 @@ class Runner:
             for number, name, prompt in zip(numbers, names, prompts, strict=True):
                 with step(name) as hints:
                     extra = self._extra(number, hints)
-                    calls.append(self._call(name, prompt, extra))
+                    output = self.workload.output(number, index)
+                    calls.append(self._call(name, prompt, output, extra))
         return Workflow(time.perf_counter() - start, tuple(calls))
 
     def counters(self) -> dict[str, float]:
@@ -141,9 +145,11 @@ class Runner:
             {"priority": int(number < self._important)} if self._important else {}
         )
 
-    def _call(self, agent: str, prompt: list[int], extra: dict[str, object]) -> Call:
+    def _call(
+        self, agent: str, prompt: list[int], output: int, extra: dict[str, object]
+    ) -> Call:
         start = time.perf_counter()
-        reply = self._generate(prompt, self.workload.settings.output, extra)
+        reply = self._generate(prompt, output, extra)
         seconds = time.perf_counter() - start
         meta = reply["meta_info"]
         cached = meta.get("cached_tokens_details") or {}

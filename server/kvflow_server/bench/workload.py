@@ -42,6 +42,14 @@ class Workload:
     def fixed(self, agent: int) -> list[int]:
         return self._tokens(self.settings.fixed, "fixed", agent)
 
+    def mark(self, agent: int) -> int:
+        """Tokens of its fixed prompt."""
+        return self.settings.fixed
+
+    def output(self, agent: int, run: int) -> int:
+        """Tokens that its call generates."""
+        return self.settings.output
+
     def prompt(self, agent: int, run: int, call: int = 0) -> list[int]:
         """The fixed prompt and this run's suffix: the same for every system. `call`
         tells several calls of the agent in the run apart."""

@@ -20,6 +20,7 @@ app = typer.Typer()
 _TESTBEDS = {
     "5": list(TESTBEDS),
     "6": list(CROWDED),
+    "8": list(CROWDED),
     "branches": ["h100"],
     "dynamic": ["h100", "a10g"],
 }
@@ -32,7 +33,8 @@ def paper(
     fig: Annotated[
         str,
         typer.Option(
-            help="The paper's figure: 5 (one workflow), 6 (many at a time); branches "
+            help="The paper's figure: 5 (one workflow), 6 (many at a time); 8 "
+            "(PEER, with the token counts of figure 7); branches "
             "(each stage picks one of two agents), dynamic (agents chosen at run time)."
         ),
     ] = "5",
@@ -66,6 +68,10 @@ def paper(
         Path | None, typer.Option("--json", help="Write the report here.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG here.")] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help='Of figure 8: questions, JSON lines with a field "text".'),
+    ] = None,
 ) -> None:
     """The paper's evaluation, on the emulated accelerator.
 
@@ -77,14 +83,14 @@ def paper(
     from kvflow_server.bench.report import make_console, write_json
     from kvflow_server.edge.launcher import ServerError
 
-    chosen = _Chosen.of(fig, quick, testbeds, systems, mixes)
+    chosen = _Chosen.of(fig, quick, testbeds, systems, mixes, dataset)
     console = make_console()
 
     def keep(report: dict[str, Any]) -> None:
         if json_path is not None:
             write_json(report, json_path)
 
-    run = {"5": _fig5, "6": _fig6}.get(fig, _course)
+    run = {"5": _fig5, "6": _fig6, "8": _fig8}.get(fig, _course)
     try:
         report = run(console, chosen, keep)
     except ServerError as error:
@@ -93,7 +99,7 @@ def paper(
     keep(report)
     if json_path is not None:
         console.print(f"Report: {json_path}")
-    if plot is not None and fig in ("5", "6"):
+    if plot is not None and fig in _PLOTS:
         _plot(fig, plot, report)
         console.print(f"Plot: {plot}")
 
@@ -111,10 +117,17 @@ class _Chosen:
     systems: list[str]
     """Besides the figure's own."""
     mixes: list[str]
+    questions: list[str]
 
     @classmethod
     def of(
-        cls, fig: str, quick: bool, testbeds: str, systems: str, mixes: str
+        cls,
+        fig: str,
+        quick: bool,
+        testbeds: str,
+        systems: str,
+        mixes: str,
+        dataset: Path | None,
     ) -> _Chosen:
         from kvflow_server.bench.systems import SYSTEMS
 
@@ -126,14 +139,27 @@ class _Chosen:
         names = _names(testbeds, known, "--testbeds") or known
         every = (
             {str(mix) for name in names for mix in TESTBEDS[name].fig5}
-            if fig != "6"
+            if fig not in ("6", "8")
             else ()
         )
         only = _names(mixes, every, "--mixes") or _MIXES.get(fig, [])
-        return cls(fig, quick, names, _names(systems, SYSTEMS, "--systems"), only)
+        added = _names(systems, SYSTEMS, "--systems")
+        asked = _questions(dataset) if fig == "8" else []
+        return cls(fig, quick, names, added, only, asked)
 
     def with_systems(self, own: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*own, *self.systems]))
+
+
+def _questions(path: Path | None) -> list[str]:
+    from .fig8 import questions
+
+    if path is None:
+        raise typer.BadParameter("figure 8 needs questions", param_hint="--dataset")
+    try:
+        return questions(path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _names(text: str, known: Collection[str], option: str) -> list[str]:
@@ -147,10 +173,14 @@ def _names(text: str, known: Collection[str], option: str) -> list[str]:
     return names
 
 
+_PLOTS = ("5", "6", "8")
+
+
 def _plot(fig: str, path: Path, report: dict[str, Any]) -> None:
     from .plot import save_fig5, save_fig6
 
-    {"5": save_fig5, "6": save_fig6}[fig](path, report)
+    save = save_fig5 if fig == "5" else save_fig6
+    save(path, report)
 
 
 def _fig5(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
@@ -184,6 +214,25 @@ def _fig6(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
         lambda done: keep(build_report6(done, effort)),
     )
     report = build_report6(results, effort)
+    show6(console, report)
+    return report
+
+
+def _fig8(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
+    from .fig6 import FULL, QUICK, SYSTEMS_OF_FIG6
+    from .fig8 import measure_peer
+    from .report6 import build_report6, show6
+
+    effort = QUICK if chosen.quick else FULL
+    results = measure_peer(
+        effort,
+        console,
+        chosen.testbeds,
+        chosen.with_systems(SYSTEMS_OF_FIG6),
+        chosen.questions,
+        lambda done: keep(build_report6(done, effort, "8")),
+    )
+    report = build_report6(results, effort, "8")
     show6(console, report)
     return report
 

@@ -21,7 +21,7 @@ from kvflow_server.bench.workload import Workload
 from kvflow_server.emulated.tiny import SPECIAL_TOKENS, TinyDims, tiny_model
 
 from .scale import AGENTS, Servers, scaled
-from .testbeds import CROWDED, Crowd, Crowded
+from .testbeds import CROWDED, Crowd, Crowded, Paper
 
 __all__ = [
     "FULL",
@@ -30,6 +30,7 @@ __all__ = [
     "Block",
     "CrowdEffort",
     "CrowdResult",
+    "CrowdRun",
     "measure",
 ]
 
@@ -76,6 +77,7 @@ class CrowdResult:
 
     crowded: Crowded
     crowd: Crowd
+    paper: Paper
     concurrency: int
     """On the emulated accelerator."""
     servers: Servers
@@ -102,18 +104,20 @@ def measure(
     results: list[CrowdResult] = []
     with terminable(), progress_bar(console) as progress:
         for name in names:
-            for crowd in CROWDED[name].fig6:
+            for crowd, paper in CROWDED[name].fig6.items():
                 with ExitStack() as stack:
-                    one = _Crowd(CROWDED[name], crowd, effort)
+                    one = CrowdRun(CROWDED[name], crowd, paper, effort)
                     results.append(one.run(stack, progress, systems))
                     keep(results)
     return results
 
 
-class _Crowd:
+class CrowdRun:
     """One crowd on servers of its own."""
 
-    def __init__(self, crowded: Crowded, crowd: Crowd, effort: CrowdEffort) -> None:
+    def __init__(
+        self, crowded: Crowded, crowd: Crowd, paper: Paper, effort: CrowdEffort
+    ) -> None:
         self.crowded = crowded
         self.crowd = crowd
         self.effort = effort
@@ -122,6 +126,8 @@ class _Crowd:
         self.dims = DIMS[crowded.testbed.name]
         self.pool = crowded.testbed.pool_tokens // effort.factor // crowded.thinned
         self.model = str(tiny_model(self.dims))
+        self.agents = self.calls = AGENTS
+        self.paper = paper
 
     def run(
         self, stack: ExitStack, progress: Progress, systems: Sequence[str]
@@ -140,7 +146,13 @@ class _Crowd:
         }
         start_all(stack, progress, rest)
         result = CrowdResult(
-            self.crowded, self.crowd, self.concurrency, servers, prefill, step
+            self.crowded,
+            self.crowd,
+            self.paper,
+            self.concurrency,
+            servers,
+            prefill,
+            step,
         )
         urls = {"ideal": url} | {name: server.url for name, server in rest.items()}
         clients = {name: self._clients(stack, name, urls[name]) for name in systems}
@@ -193,7 +205,7 @@ class _Crowd:
             stack.enter_context(
                 Runner(
                     url,
-                    self._workload(seed, self.small.output),
+                    self.workload(seed),
                     hints=SYSTEMS[name].hints,
                     logprobs=False,
                 )
@@ -201,9 +213,17 @@ class _Crowd:
             for seed in range(self.concurrency)
         ]
 
-    def _workload(self, seed: int, output: int) -> Workload:
-        settings = Settings(
-            agents=AGENTS,
+    def workload(self, seed: int) -> Workload:
+        """Of one client."""
+        return self._plain(seed, self.small.output)
+
+    def _plain(self, seed: int, output: int) -> Workload:
+        settings = self.settings(seed, output)
+        return Workload(settings, self.dims.vocab, len(SPECIAL_TOKENS))
+
+    def settings(self, seed: int, output: int) -> Settings:
+        return Settings(
+            agents=self.agents,
             fixed=self.small.fixed,
             dynamic=self.small.dynamic,
             output=output,
@@ -211,15 +231,14 @@ class _Crowd:
             model_dims=self.dims,
             seed=seed,
         )
-        return Workload(settings, self.dims.vocab, len(SPECIAL_TOKENS))
 
     def _servers(self, gbps: float, seconds: float = 1.0) -> Servers:
-        calls = self.concurrency * AGENTS
         suffix = self.small.dynamic + self.small.output
         runs = (self.effort.blocks + 1) * self.effort.rounds + 6
         return Servers(
             pool_tokens=self.pool,
-            everything_tokens=calls * (self.small.fixed + runs * suffix),
+            everything_tokens=self.concurrency
+            * (self.agents * self.small.fixed + self.calls * runs * suffix),
             pcie_gbps=gbps,
             dims=self.dims,
             seconds=seconds,
@@ -233,7 +252,7 @@ class _Crowd:
             seeds = range(1000, 1000 + self.concurrency)
             runners = [
                 stack.enter_context(
-                    Runner(url, self._workload(seed, 1), hints=False, logprobs=False)
+                    Runner(url, self._plain(seed, 1), hints=False, logprobs=False)
                 )
                 for seed in seeds
             ]
@@ -241,7 +260,7 @@ class _Crowd:
                 cold.append(_wave(runners, agent, 0))
                 warm.append(_wave(runners, agent, 1))
             for runner, seed in zip(runners, seeds, strict=True):
-                runner.workload = self._workload(seed, 1 + self.small.output)
+                runner.workload = self._plain(seed, 1 + self.small.output)
             longer = [_wave(runners, agent, 2) for agent in agents]
         middle = sorted(warm)[1]
         step = (sorted(longer)[1] - middle) / self.small.output

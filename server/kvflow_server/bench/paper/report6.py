@@ -16,26 +16,29 @@ from kvflow_server.bench.results import outputs_identical as identical
 
 from .fig6 import Block, CrowdEffort, CrowdResult
 from .report import Entry
+from .scale import scaled
 from .testbeds import Paper
 
 __all__ = ["build_report6", "show6"]
 
 
-def build_report6(results: Sequence[CrowdResult], effort: CrowdEffort) -> Entry:
+def build_report6(
+    results: Sequence[CrowdResult], effort: CrowdEffort, figure: str = "6"
+) -> Entry:
     """Plain values. `crowds.<testbed>.<fixed>x<concurrency, the paper's>` has, by
     system, `throughput` (workflows per second, the median of the blocks) and `latency`
     (seconds of a workflow), and `speedup`, ratios of throughputs of paired blocks."""
     crowds: dict[str, Entry] = {}
     for result in results:
         name = result.crowded.testbed.name
-        crowds.setdefault(name, {})[str(result.crowd)] = _crowd(result)
+        crowds.setdefault(name, {})[str(result.crowd)] = _crowd(result, effort)
     every = [
         (f"{testbed} {name}", crowd)
         for testbed, own in crowds.items()
         for name, crowd in own.items()
     ]
     return {
-        "figure": "6",
+        "figure": figure,
         "emulated": True,
         "note": EMULATED,
         "effort": asdict(effort),
@@ -68,7 +71,7 @@ def _worst(speedups: Mapping[str, float]) -> float:
     )
 
 
-def _crowd(result: CrowdResult) -> Entry:
+def _crowd(result: CrowdResult, effort: CrowdEffort) -> Entry:
     blocks = result.blocks
     spreads = {
         f"{over}_over_{base}": _paired(blocks[over], blocks[base])
@@ -83,10 +86,10 @@ def _crowd(result: CrowdResult) -> Entry:
         },
         "latency": {name: _latency(own) for name, own in blocks.items()},
         "speedup": {name: spread.median for name, spread in spreads.items()},
-        "paper": _paper(result.crowded.fig6[result.crowd]),
+        "paper": _paper(result.paper),
         "concurrency": result.concurrency,
         "emulation": asdict(result.servers),
-        "proportion": _proportion(result),
+        "proportion": _proportion(result, effort.factor),
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
         "blocks": {name: [b.seconds for b in own] for name, own in blocks.items()},
         "tokens": {
@@ -125,14 +128,14 @@ def _paper(paper: Paper) -> Entry:
     }
 
 
-def _proportion(result: CrowdResult) -> Entry:
+def _proportion(result: CrowdResult, factor: int) -> Entry:
     """Computing all clients' fixed prompts of one agent over decoding their answers."""
     testbed, crowd = result.crowded.testbed, result.crowd
     prefill = testbed.prefill_s(crowd.mix.fixed) * crowd.concurrency
-    small = result.blocks["ideal"][0].workflows[0].calls[0]
+    output = scaled(crowd.mix, factor).output
     return {
         "wanted": prefill / (testbed.crowd_step_s(crowd) * crowd.mix.output),
-        "reached": result.prefill_s / (result.step_s * len(small.output)),
+        "reached": result.prefill_s / (result.step_s * output),
     }
 
 

@@ -201,6 +201,8 @@ class Crowded:
     thinned: int
     """Every concurrency is divided by it on the emulated accelerator, and the pool."""
     fig6: dict[Crowd, Paper]
+    peer: tuple[int, Paper]
+    """Figure 8: so many tasks at a time, four agents each."""
 
 
 CROWDED = {
@@ -213,6 +215,7 @@ CROWDED = {
                 Crowd(Mix(512, 256, 256), 20): Paper(1.103, 1.136),
                 Crowd(Mix(1024, 256, 256), 10): Paper(0.958, 1.150),
             },
+            peer=(16, Paper(1.096, 1.120)),
         ),
         Crowded(
             testbed=Testbed(
@@ -228,6 +231,7 @@ CROWDED = {
                 Crowd(Mix(512, 256, 256), 128): Paper(0.567, 1.019),
                 Crowd(Mix(1024, 256, 256), 64): Paper(0.571, 1.250),
             },
+            peer=(128, Paper(0.988, 1.067)),
         ),
     )
 }

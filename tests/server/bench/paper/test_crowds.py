@@ -36,9 +36,9 @@ def block(seconds: float) -> Block:
 def results(kvflow: float = 4.0) -> list[CrowdResult]:
     found = []
     for name, crowded in CROWDED.items():
-        for crowd in crowded.fig6:
+        for crowd, paper in crowded.fig6.items():
             servers = Servers(2304, 9000, 1.0, fig6.DIMS[name], 0.04)
-            result = CrowdResult(crowded, crowd, 20, servers, 0.1, 0.05)
+            result = CrowdResult(crowded, crowd, paper, 20, servers, 0.1, 0.05)
             for system, seconds in (SECONDS | {"kvflow": kvflow}).items():
                 result.blocks[system] = [block(seconds)] * 3
                 result.counters[system] = {}
