@@ -333,12 +333,13 @@ class KVFlowCache(UnifiedRadixCache):
 
     def ready_to_load_host_cache(self) -> int:
         producer: int = super().ready_to_load_host_cache()
-        joined = None
+        joining, joined = self.loads.joining, None
         with self.guard:
             joined = self.loads.take_join()
             if producer >= 0:
                 self.speeds.load_started()
-        if self.loads.joining:  # and cannot wait for what it would read
+        # Asked before: a fault may have left a join half taken.
+        if joining and joined is None:  # and cannot wait for what it would read
             self.drain_loads()
             self.loads.abandon_join()
         # A load queued by this very batch is newer than any it joins.

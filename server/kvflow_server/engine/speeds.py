@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Speeds"]
 
-_LEAST_PREFILL = 32
-"""Tokens of a batch that says something about the speed of prefill."""
+_LEAST_PREFILL = 256
+"""Tokens of a batch that says something about the speed of prefill. A smaller one takes
+as long as one pass over the weights, and would make computing look slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ class Speeds:
 
     def __init__(self, cache: KVFlowCache) -> None:
         self._cache = cache
-        # Each errs in favour of the copy, which is what stock SGLang would do.
-        self.bus = Rate(quantile=0.75)
+        # Each sample errs in favour of the copy, which is what stock SGLang would do: by
+        # much, where a copy arrives within a long pass. So the lowest but two speaks.
+        self.bus = Rate(quantile=0.125)
         """Host to device, tokens per second."""
         self.prefill = Rate(quantile=0.25)
         """Tokens computed per second."""

@@ -103,10 +103,9 @@ def save_maps(path: Path, found: Sequence[Cell], title: str) -> None:
     figure, axes = _new(2, len(outputs), (3.4 * len(outputs) + 1, 6.4))
     for row, over in enumerate(("over_hicache", "over_recompute")):
         top = max(1.05, *(getattr(cell, over) for cell in found))
-        image: Any = None
         for column, output in enumerate(outputs):
             some = [cell for cell in found if cell.output == output]
-            image = _map(
+            _map(
                 axes[row * len(outputs) + column],
                 some,
                 over,
@@ -115,16 +114,15 @@ def save_maps(path: Path, found: Sequence[Cell], title: str) -> None:
             axes[row * len(outputs) + column].set_title(
                 f"{over.replace('_', ' ')}, {output} tokens out", fontsize=9
             )
-        figure.colorbar(image, ax=axes[row * len(outputs) : (row + 1) * len(outputs)])
     _save(figure, path, title)
 
 
-def _map(axes: Axes, found: Sequence[Cell], over: str, norm: Any) -> Any:
+def _map(axes: Axes, found: Sequence[Cell], over: str, norm: Any) -> None:
     buses = sorted({cell.bus_gbps for cell in found})
     ratios = sorted({cell.pool_ratio for cell in found})
     values = {(c.bus_gbps, c.pool_ratio): float(getattr(c, over)) for c in found}
     table = [[values[bus, ratio] for bus in buses] for ratio in ratios]
-    image = axes.imshow(table, origin="lower", cmap="RdBu", norm=norm, aspect="auto")
+    axes.imshow(table, origin="lower", cmap="RdBu", norm=norm, aspect="auto")
     for y, row in enumerate(table):
         for x, value in enumerate(row):
             dark = abs(norm(value) - 0.5) > 0.35
@@ -136,7 +134,6 @@ def _map(axes: Axes, found: Sequence[Cell], over: str, norm: Any) -> Any:
     axes.set_yticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios])
     axes.set_xlabel("bus, GB/s")
     axes.set_ylabel("device pool over all fixed prompts")
-    return image
 
 
 def _of(labels: Sequence[str]) -> range:

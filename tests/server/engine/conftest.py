@@ -87,6 +87,12 @@ class Harness:
 
         return int(self.cache.evict(EvictParams(num_tokens=tokens)).num_tokens_evicted)
 
+    def say_speeds(self, *, bus: int, prefill: int) -> None:
+        """In tokens per second, as if so measured."""
+        for _ in range(16):
+            self.cache.speeds.bus.took_at_least(bus, 1.0)
+            self.cache.speeds.prefill.took_at_most(prefill, 1.0)
+
     def finish_loads(self) -> None:
         """Let every copy in flight end, and be acknowledged."""
         self.cache.drain_loads()

@@ -28,15 +28,8 @@ def harness(make_harness: Make) -> Any:
         made.backup()
     made.evict(1000)
     # A copy of a prompt takes longer than what a request computes beside it.
-    say_speeds(made, bus=100, prefill=100)
+    made.say_speeds(bus=100, prefill=100)
     return made
-
-
-def say_speeds(harness: Any, *, bus: int, prefill: int) -> None:
-    """In tokens per second, as if so measured."""
-    for _ in range(16):
-        harness.cache.speeds.bus.took_at_least(bus, 1.0)
-        harness.cache.speeds.prefill.took_at_most(prefill, 1.0)
 
 
 def request(name: str, tokens: list[int], output: int = 8) -> Any:
@@ -137,7 +130,7 @@ def test_a_copy_that_computing_hides_is_not_waited_for(
     harness.backup()
     harness.evict(1000)
     if bus is not None:
-        say_speeds(harness, bus=int(bus), prefill=100)
+        harness.say_speeds(bus=int(bus), prefill=100)
     admitted, consumer = scheduler_pass(
         harness, [request("a", A)], [request("decoding", FRESH)]
     )
@@ -203,7 +196,7 @@ def test_of_several_that_load_one_is_admitted_once_nobody_was_ready(
 def test_over_a_bus_slower_than_computing_a_lone_request_computes(
     harness: Any,
 ) -> None:
-    say_speeds(harness, bus=10, prefill=1000)
+    harness.say_speeds(bus=10, prefill=1000)
     req = request("a", A)
     assert scheduler_pass(harness, [req]) == (["a"], -1)
     assert req.host_loaded_length == 0

@@ -118,6 +118,8 @@ def scheduler(make_harness: Make) -> Iterator[Callable[[], Miniature]]:
 
         def make() -> Miniature:
             harness = make_harness(pool=POOL, piece=8, ratio=1.5, max_skips=2)
+            # Rather slow, so that requests have reason to wait for copies.
+            harness.say_speeds(bus=100, prefill=100)
             harness.cache.guard.strict = False
             harness.cache.config = dataclasses.replace(
                 harness.cache.config, debug=False

@@ -176,7 +176,8 @@ def test_the_speed_of_the_bus_is_measured_from_copies_that_arrived(
         harness.cache.loading_check(finish_count=0)
         clock.now += 0.5  # arrived some time before this pass
         harness.finish_loads()
-    assert harness.cache.speeds.bus.value == 32 / 2.0, "two pieces each two seconds"
+    # Of "two pieces in two seconds" and "one in two seconds" the lower speaks.
+    assert harness.cache.speeds.bus.value == 16 / 2.0
     assert harness.cache.counters.h2d_tokens == 3 * 48
     assert harness.cache.counters.h2d_bytes == 3 * 48 * 2 * 2 * 8 * 4
 

@@ -66,10 +66,8 @@ class Trace(RuleBasedStateMachine):
         super().__init__()
         self.stack = contextlib.ExitStack()
         self.harness = self.build(pool=POOL, piece=8, ratio=1.5, max_skips=2)
-        for _ in range(16):
-            # Rather slow, so that requests have reason to wait for copies.
-            self.harness.cache.speeds.bus.took_at_least(100, 1.0)
-            self.harness.cache.speeds.prefill.took_at_most(100, 1.0)
+        # Rather slow, so that requests have reason to wait for copies.
+        self.harness.say_speeds(bus=100, prefill=100)
         self.stack.callback(self.harness.cache.release_host_resources)
         self.stack.callback(atexit.unregister, self.harness.cache.shutdown)
         self.loop = Miniature(self.harness)
