@@ -199,7 +199,13 @@ class Client:
         self.loop.cache.sanity_check()
 
 
-@pytest.mark.parametrize("strikes", [ALWAYS, NOW_AND_THEN], ids=["always", "often"])
+@pytest.mark.parametrize(
+    "strikes",
+    [
+        pytest.param(ALWAYS, id="always", marks=pytest.mark.full),
+        pytest.param(NOW_AND_THEN, id="often"),
+    ],
+)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_fault_anywhere_costs_no_answer(
     scheduler: Any, strike: Any, entry: str, strikes: Strikes
