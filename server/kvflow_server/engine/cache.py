@@ -316,8 +316,10 @@ class KVFlowCache(UnifiedRadixCache):
         while target is not None and not self.loads.starting:
             short = target[1] - self._component_available_size(target[0])
             ended = False
-            with self.guard:
+            try:  # not the guard, which would count the wait as work of ours
                 ended = short > 0 and self.loads.await_oldest()
+            except Exception as error:
+                self.guard.absorb(error)
             if not ended:
                 break
             rest = EvictParams(num_tokens=short)
