@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+with contextlib.suppress(ImportError):  # some environments have no such tests
+    from hypothesis import settings
+
+    # A deadline would be a timed assertion, and fails on a busy machine.
+    settings.register_profile("kvflow", deadline=None)
+    settings.load_profile("kvflow")
 
 ON_REAL_SERVER = "::test_a_real_server_"
 """What the conformance kit calls its tests on a real server."""
