@@ -31,13 +31,13 @@ from reference import Said
 from kvflow_sdk.wire import FixedMark, StepUpdate
 
 POOL = 96
-"""Slots: not quite three prompts, and a request needs up to 67."""
+"""Slots: not quite three prompts, and a request needs up to 78."""
 CLIENTS = ("client-one-0123456789", "client-two-0123456789")
 AGENTS = ("a", "b", "c")
 LEASE = 600.0
 WANTED = (
     *("prefetch_tokens", "load_on_demand_tokens", "late_join_tokens"),
-    *("skipped_passes", "step_updates_stale"),
+    *("skipped_passes", "step_updates_stale", "retractions"),
 )
 """What must have happened, or the test would say little."""
 RARE = ("awaited_copies",)
@@ -136,6 +136,16 @@ class Trace(RuleBasedStateMachine):
                 self.step(1)
                 self.loop.advance(self.loop.up, 8)
                 self.loop.advance(self.loop.down, 1 if slow else 8)
+
+    @rule(client=_clients, agent=_agents, run=_runs, often=st.integers(0, 3))
+    def long_answers(self, client: str, agent: str, run: str, often: int) -> None:
+        """One is let in after the other, by an estimate, and both do not fit in the
+        end; which takes a queue that is empty."""
+        if not often:
+            self.loop.run_dry()
+        for suffix in (1, 2):
+            self.call(client, agent, run, [suffix], 40, None, marked=True)
+            self.step(1)
 
     @rule(client=_clients, agent=_agents, suffix=_suffixes, output=_outputs)
     def untagged_call(
