@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from .profiles import Profile
+    from .server import ServerSize
     from .sweep import Setup
 
 __all__ = ["app"]
@@ -64,7 +65,10 @@ def simulate(
     ] = None,
     host_tokens: Annotated[
         int | None,
-        typer.Option(help="Host memory.  [default: twice all fixed prompts]"),
+        typer.Option(
+            help="Host memory.  [default: twice all fixed prompts; for a trace four "
+            "times the pool]"
+        ),
     ] = None,
     bus_gbps: Annotated[
         float | None, typer.Option(help="Bus, GB/s.  [default: the profile's]")
@@ -85,6 +89,16 @@ def simulate(
         ),
     ] = "",
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Serve a trace in place of a workload: of `kvflow record`, or "
+            "Mooncake's (.jsonl). Pool, host memory, bus and systems count."
+        ),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(help="Of the trace: 2 is twice as fast as recorded.")
+    ] = 1.0,
     json_path: JsonPath = None,
     plot: PlotPath = None,
 ) -> None:
@@ -93,7 +107,7 @@ def simulate(
         return
     from .scenario import Scenario
     from .server import ServerSize
-    from .shown import run_sweep, run_workload
+    from .shown import run_sweep, run_trace, run_workload
     from .sweep import Setup, parse_sweep
 
     with _said():
@@ -101,6 +115,10 @@ def simulate(
         costs = machine.costs
         if bus_gbps is not None:
             costs = costs.changed(bus_bytes_per_s=bus_gbps * 1e9)
+        if trace is not None:
+            sizes = machine.pool_tokens, pool_tokens, host_tokens
+            run_trace(trace, costs, _size(*sizes), _systems(systems), speed, json_path)
+            return
         scenario = Scenario(
             agents=agents,
             fixed=fixed,
@@ -257,6 +275,14 @@ def _machine(profile: str, costs_file: Path | None) -> Profile:
     if profile not in PROFILES:
         raise ValueError(f"profile {profile!r} is unknown, use {', '.join(PROFILES)}")
     return PROFILES[profile]
+
+
+def _size(usual: int, pool: int | None, host: int | None) -> ServerSize:
+    """Of a server for a trace, whose prompts nobody has counted yet."""
+    from .server import ServerSize
+
+    pool = usual if pool is None else pool
+    return ServerSize(pool=pool, host=4 * pool if host is None else host)
 
 
 def _systems(text: str) -> list[str]:

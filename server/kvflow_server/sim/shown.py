@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from kvflow_server.bench.progress import progress_bar
 from kvflow_server.bench.report import make_console, versions, write_json
+from kvflow_server.engine.trace import TraceError
 
 from .check import agreements
 from .costs import Costs
@@ -20,9 +22,18 @@ from .figures import FIGURES, Case, run_case
 from .maps import Grid, cells, grid_report
 from .plots import NOTE, save_figure_bars, save_maps, save_sweep
 from .scenario import Scenario
+from .server import ServerSize
 from .sweep import QUANTITIES, Setup, Sweep
+from .trace import Latency, simulate_trace
 
-__all__ = ["run_check", "run_figures", "run_map", "run_sweep", "run_workload"]
+__all__ = [
+    "run_check",
+    "run_figures",
+    "run_map",
+    "run_sweep",
+    "run_trace",
+    "run_workload",
+]
 
 
 def run_workload(
@@ -74,6 +85,48 @@ def run_sweep(
         }
         save_sweep(plot, over.quantity, lines)
         console.print(f"Plot: {plot}")
+
+
+def run_trace(
+    path: Path,
+    costs: Costs,
+    size: ServerSize,
+    systems: Sequence[str],
+    speed: float,
+    json_path: Path | None,
+) -> None:
+    """A recorded trace on each system. Raises `ValueError` for a file that is none."""
+    console = make_console()
+    try:
+        with progress_bar(console) as progress:
+            found = [
+                simulate_trace(path, costs, size, (name,), speed=speed)[name]
+                for name in progress.track(systems, description=path.name)
+            ]
+    except (OSError, TraceError) as error:
+        raise ValueError(str(error)) from error
+    heads = ("system", "calls", "left out", "hit rate", "mean s", "p50 s", "p99 s")
+    table = Table(*heads, title=f"{path.name} on {costs.name}", title_justify="left")
+    for result in found:
+        latency = Latency.of(result.latencies)
+        times = (latency.mean, latency.p50, latency.p99) if latency else ()
+        table.add_row(
+            result.system,
+            f"{result.calls:,}",
+            f"{result.too_long:,}",
+            f"{result.hit_rate:.1%}",
+            *(f"{time:.3f}" for time in times),
+        )
+    console.print(table)
+    console.print(NOTE, style="dim")
+    report = {
+        "trace": path.name,
+        "speed": speed,
+        "costs": costs.to_dict(),
+        "size": dataclasses.asdict(size),
+        "systems": {result.system: result.to_dict() for result in found},
+    }
+    _save(console, report, json_path)
 
 
 def run_figures(

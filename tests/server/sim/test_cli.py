@@ -70,6 +70,42 @@ def test_a_figure_stands_beside_the_papers(tmp_path: Path) -> None:
     assert alone["speedup"]["kvflow_over_recompute"] > 1
 
 
+def _mooncake(path: Path, calls: int = 6) -> Path:
+    """Two prompts of two blocks, in turns."""
+    lines = [
+        {
+            "timestamp": 1000 * n,
+            "input_length": 1024,
+            "output_length": 4,
+            "hash_ids": [10 * (n % 2), 10 * (n % 2) + 1],
+        }
+        for n in range(calls)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_trace_is_served_by_each_system(tmp_path: Path) -> None:
+    trace, report = _mooncake(tmp_path / "t.jsonl"), tmp_path / "r.json"
+    sizes = ("--pool-tokens", "1500", "--systems", "recompute,hicache,kvflow")
+    shown = _typed("--trace", str(trace), *sizes, "--json", str(report))
+    assert "hit rate" in shown
+    found = json.loads(report.read_text())["systems"]
+    assert {one["calls"] for one in found.values()} == {6}
+    assert found["recompute"]["hit_rate"] < found["hicache"]["hit_rate"]
+    assert found["kvflow"]["tokens"] == found["hicache"]["tokens"], "no metadata"
+
+
+def test_a_faster_trace_ends_sooner(tmp_path: Path) -> None:
+    trace, seconds = _mooncake(tmp_path / "t.jsonl"), []
+    for speed in ("1", "2"):
+        report = tmp_path / f"{speed}.json"
+        args = ("--trace", str(trace), "--speed", speed, "--systems", "kvflow")
+        _typed(*args, "--json", str(report))
+        seconds.append(json.loads(report.read_text())["systems"]["kvflow"]["seconds"])
+    assert seconds[1] < seconds[0]
+
+
 def test_profiles_and_systems_are_listed() -> None:
     assert "h100-llama3-8b" in _typed("profiles")
     assert "hicache" in _typed("systems")
@@ -84,6 +120,9 @@ def test_profiles_and_systems_are_listed() -> None:
         (("--sweep", "horizon=far"), "is not horizon=NUMBER"),
         (("--agents", "0"), "agents: at least 1, not 0"),
         (("--pool-tokens", "100"), "one call alone needs 4160"),
+        (("--trace", "nowhere.jsonl"), "No such file"),
+        (("--trace", __file__, "--speed", "0"), "speed: above 0, not 0"),
+        (("--trace", __file__), "line 1"),
         (("--horizon", "-1"), "horizon: at least 0, not -1"),
         (("paper", "--fig", "9"), "'9' is unknown, use 5"),
     ],
