@@ -25,6 +25,12 @@ _LEAST_PREFILL = 256
 as long as one pass over the weights, and would make computing look slow."""
 
 
+_AVOIDED_PER_SAMPLE = 8
+_LONGEST_PASS = 1024
+"""Tokens. What a pass does besides waiting for a copy takes no longer than computing so
+many, or as many as are in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Probe:
     """A prefill batch whose first answer is awaited."""
@@ -49,7 +55,13 @@ class Speeds:
         """When the copies that are on the bus now began to be all it did."""
         self._unfinished_at = 0.0
         """When the oldest of them was last seen under way."""
+        self._computed = 0
+        """Tokens of the batches since then."""
+        self._waited = False
+        """One of those batches has waited for a copy, layer by layer."""
         self._probe: _Probe | None = None
+        self._avoided = 0
+        """Copies that were not made for the bus's sake."""
 
     def as_dict(self) -> dict[str, float | None]:
         """JSON values; None is unknown, or too fast to measure."""
@@ -72,7 +84,8 @@ class Speeds:
     def load_started(self) -> None:
         """A copy to the device was just submitted."""
         if len(self._cache.cache_controller.ack_load_queue) == 1:
-            self._bus_since = self._unfinished_at = self._cache.clock.now
+            self._bus_is_this(self._cache.clock.now)
+            self._unfinished_at = self._cache.clock.now
 
     def loads_seen(self, before: Sequence[Any]) -> None:
         """Acknowledgements were taken in; `before` is what was on the bus until now."""
@@ -81,12 +94,28 @@ class Speeds:
         now = self._cache.clock.now
         if arrived:
             tokens = sum(ack.num_tokens for ack in arrived)
-            self.bus.took_at_least(tokens, self._unfinished_at - self._bus_since)
-            self._bus_since = now
+            self.bus.took_at_least(tokens, self._surely_under_way(now))
+            self._bus_is_this(now)
             self._cache.counters.h2d_tokens += tokens
             self._cache.counters.h2d_bytes += sum(ack.num_bytes for ack in arrived)
         if left:
             self._unfinished_at = now
+
+    def _bus_is_this(self, now: float) -> None:
+        self._bus_since, self._computed, self._waited = now, 0, False
+
+    def _surely_under_way(self, now: float) -> float:
+        """Seconds for which copies that have just arrived were on the bus, at least.
+
+        Until they were last seen there. Or, where a batch has waited for them within
+        one long pass, all the time but for what computing may have taken.
+        """
+        seen = self._unfinished_at - self._bus_since
+        prefill = self.prefill.value
+        if not self._waited or prefill is None:
+            return seen
+        computing = max(self._computed, _LONGEST_PASS) / prefill
+        return max(seen, now - self._bus_since - computing)
 
     def backup_arrived(self, ack: Any) -> None:
         """A copy to host memory was acknowledged."""
@@ -103,8 +132,22 @@ class Speeds:
         if probe is not None and (probe.req.output_ids or probe.req.finished()):
             self.prefill.took_at_most(probe.tokens, now - probe.since)
             self._probe = None
+        if batch is not None and batch.forward_mode.is_extend():
+            self._computed += batch.extend_num_tokens
+            self._waited |= batch.hicache_consumer_index >= 0
         if self._probe is None and batch is not None and _tells_prefill(batch):
             self._probe = _Probe(batch.reqs[0], batch.extend_num_tokens, now)
+
+    def copy_avoided(self) -> None:
+        """A copy was not made, because the bus is taken to be slow.
+
+        Without copies nothing would ever show that it no longer is. So each sample
+        lasts for some of these decisions; when too few are left, copies are made again,
+        one in thirty or so.
+        """
+        self._avoided += 1
+        if self._avoided % _AVOIDED_PER_SAMPLE == 0:
+            self.bus.forget()
 
     def clear(self) -> None:
         """The tree was reset: no copy is under way."""

@@ -38,13 +38,14 @@ def verdict_on(
     speeds = cache.speeds
     bus, prefill = speeds.bus.value, speeds.prefill.value
     computed = wanted - status.backed_up
-    return decide(
+    quicker = computing_is_quicker(
+        copied=status.backed_up, computed=computed, bus=bus, prefill=prefill
+    )
+    verdict = decide(
         status,
         other_ready=other_ready(),
         room=room(),
-        computing_is_quicker=computing_is_quicker(
-            copied=status.backed_up, computed=computed, bus=bus, prefill=prefill
-        ),
+        computing_is_quicker=quicker,
         copy_is_hidden=copy_is_hidden(
             copied=speeds.tokens_on_bus + status.backed_up,
             computed=computed,
@@ -54,3 +55,6 @@ def verdict_on(
         skips=skips,
         limit=cache.config.max_skips,
     )
+    if quicker and verdict in (Verdict.RECOMPUTE, Verdict.JOIN_AND_RECOMPUTE):
+        speeds.copy_avoided()
+    return verdict

@@ -49,6 +49,11 @@ class Rate:
         if tokens > 0:
             self._samples.append(tokens / seconds if seconds > 0 else math.inf)
 
+    def forget(self) -> None:
+        """The oldest sample no longer counts."""
+        if self._samples:
+            self._samples.popleft()
+
     @property
     def value(self) -> float | None:
         """None until there are enough samples."""

@@ -34,6 +34,18 @@ def test_one_bad_sample_does_not_move_a_rate() -> None:
     assert rate.value == 100
 
 
+def test_a_rate_can_be_made_to_forget_until_it_knows_nothing() -> None:
+    rate = Rate(quantile=0, least=2)
+    for tokens in (10, 20, 30):
+        rate.took_at_most(tokens, 1)
+    rate.forget()
+    assert rate.value == 20
+    rate.forget()
+    assert rate.value is None
+    rate.forget()
+    rate.forget()
+
+
 def test_a_rate_forgets_what_is_long_past() -> None:
     rate = Rate(quantile=0.5, window=4)
     for seconds in (1, 1, 1, 1, 2, 2, 2, 2):

@@ -65,3 +65,19 @@ def test_kvflow_is_within_a_twentieth_of_the_bound(mix: tuple[int, int, int]) ->
     found = compare(COSTS, size, scenario, ("ideal", "kvflow"))
     assert found.belady_s is not None
     assert found.results["kvflow"].workflow_s <= 1.05 * found.belady_s
+
+
+@pytest.mark.parametrize(("ratio", "output"), [(0.2, 8), (0.2, 32), (0.45, 32)])
+def test_over_a_bus_slower_than_computing_it_is_as_good_as_recomputation(
+    ratio: float, output: int
+) -> None:
+    """And so far better than HiCache, which always copies."""
+    costs = PROFILES["h100"].costs.changed(bus_bytes_per_s=5e8)
+    scenario = Scenario(output=output, runs=5)
+    pool = max(int(ratio * scenario.prompt_tokens), 2 * scenario.call_tokens)
+    size = ServerSize(pool=pool, host=2 * scenario.prompt_tokens)
+    found = compare(costs, size, scenario, ("recompute", "hicache", "kvflow"))
+    for other in ("recompute", "hicache"):
+        speedup = found.speedup("kvflow", other)
+        assert speedup is not None
+        assert speedup > 1

@@ -14,7 +14,14 @@ from kvflow_server.sim.costs import Costs
 from kvflow_server.sim.requests import Answer, Call
 from kvflow_server.sim.server import Server, ServerSize
 from kvflow_server.sim.tree import Spans, tokens_in
-from kvflow_server.sim.workload import Ask, Program, Stage, Workflow, sequential
+from kvflow_server.sim.workload import (
+    Ask,
+    Program,
+    Stage,
+    Workflow,
+    chain,
+    sequential,
+)
 
 COSTS = Costs(
     name="test",
@@ -226,3 +233,23 @@ def test_who_was_silent_for_a_lease_is_forgotten() -> None:
     assert list(server.cache.table.clients()) == ["late"]
     assert list(server.cache.prompts.clients()) == ["late"]
     server.cache.check_integrity()
+
+
+def test_a_bus_that_has_become_quick_again_is_found_out() -> None:
+    """Nothing is copied while computing is quicker, so nothing would show it."""
+    slow = COSTS.changed(bus_bytes_per_s=20, prefill_s=0.0, prefill_token_s=0.001)
+    config = EngineConfig(mode=Mode.FULL)
+    server = Server(slow, ServerSize(pool=900, host=10_000), config)
+    done: list[Workflow] = []
+
+    def note(number: int, workflow: Workflow) -> None:
+        done.append(workflow)
+        if number == 30:
+            server.cache.bus._costs = COSTS.changed(bus_bytes_per_s=1e9)
+
+    # Nobody says who comes next: nothing is fetched ahead, all is up to admission.
+    asks = [Ask(f"a{n}", ((n, 0, 600),), 10, 2) for n in range(6)]
+    Program("c", chain(asks), None, runs=200, on_end=note).start(server)
+    server.run()
+    assert sum(workflow.recomputed for workflow in done[20:30]) > 10 * 6 * 500
+    assert sum(workflow.recomputed for workflow in done[-10:]) < 10 * 6 * 100
