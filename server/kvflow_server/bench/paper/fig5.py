@@ -30,7 +30,7 @@ STEADY = 1.2
 """Where so few runs of a system differ by more, the machine changed its speed meanwhile:
 they are followed by another of each, at most `EXTRA_RUNS`."""
 EXTRA_RUNS = 2
-QUICK = Effort(factor=32, runs=(15, 5, 2))
+QUICK = Effort(factor=32, runs=(9, 3, 2))
 FULL = Effort(factor=16, runs=(15, 9, 5))
 
 
