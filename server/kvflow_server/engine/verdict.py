@@ -10,6 +10,7 @@ from kvflow_server.policy.estimates import computing_is_quicker, copy_is_hidden
 
 if TYPE_CHECKING:
     from .cache import KVFlowCache
+    from .speeds import Speeds
 
 __all__ = ["verdict_on"]
 
@@ -34,27 +35,28 @@ def verdict_on(
     worth_loading = host_hit >= cache.load_back_threshold
     if not loading and not worth_loading:
         return Verdict.ADMIT
-    status = PathStatus(loading=loading, backed_up=host_hit if worth_loading else 0)
-    speeds = cache.speeds
-    bus, prefill = speeds.bus.value, speeds.prefill.value
-    computed = wanted - status.backed_up
-    quicker = computing_is_quicker(
-        copied=status.backed_up, computed=computed, bus=bus, prefill=prefill
-    )
+    path = PathStatus(loading=loading, backed_up=host_hit if worth_loading else 0)
+    quicker, hidden = _weighed(cache.speeds, path, wanted)
     verdict = decide(
-        status,
+        path,
         other_ready=other_ready(),
         room=room(),
         computing_is_quicker=quicker,
-        copy_is_hidden=copy_is_hidden(
-            copied=speeds.tokens_on_bus + status.backed_up,
-            computed=computed,
-            bus=bus,
-            prefill=prefill,
-        ),
+        copy_is_hidden=hidden,
         skips=skips,
         limit=cache.config.max_skips,
     )
     if quicker and verdict in (Verdict.RECOMPUTE, Verdict.JOIN_AND_RECOMPUTE):
-        speeds.copy_avoided()
+        cache.speeds.copy_avoided()
     return verdict
+
+
+def _weighed(speeds: Speeds, path: PathStatus, wanted: int) -> tuple[bool, bool]:
+    """Whether computing is quicker than copying, and whether the copy is hidden by it."""
+    bus, prefill = speeds.bus.value, speeds.prefill.value
+    computed = wanted - path.backed_up
+    copied = speeds.tokens_on_bus + path.backed_up
+    return (
+        computing_is_quicker(path.backed_up, computed, bus, prefill),
+        copy_is_hidden(copied, computed, bus, prefill),
+    )
