@@ -227,6 +227,8 @@ class _Told:
         with client._lock:
             if self._origin in client._configured:
                 return
+            if self._origin not in client._answers:
+                return  # so many others were asked since that this one was forgotten
             answer = _Answer(bool(is_kvflow), time.monotonic() + ttl)
             client._answers[self._origin] = answer
         if is_kvflow:

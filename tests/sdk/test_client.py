@@ -168,6 +168,14 @@ def test_number_of_remembered_servers_is_bounded(dead_url: str) -> None:
         assert len(client._answers) <= client_module.MAX_SERVERS
 
 
+def test_an_answer_that_comes_when_its_server_is_forgotten_is_dropped() -> None:
+    with kvflow.Client() as client:
+        late = client_module._Told(client, "http://late:1", "http://late:1/v1")
+        late(True)
+        assert not client._answers
+        assert client.counters["probes"] == 0
+
+
 def test_call_outside_of_an_agent_has_no_headers(server: Loopback) -> None:
     assert call_headers(server.url, configured=True) == {}
 
