@@ -107,11 +107,11 @@ def copy_is_hidden(
     by layer.
 
     `copied`: tokens on the bus until the request has all it needs, those before it in
-    the queue included; `computed`: tokens that it computes. Rates in tokens per second.
-    While one is unknown all is taken to be hidden, which is what stock SGLang does.
+    the queue included; `computed`: tokens that it computes. Rates in tokens per second;
+    unknown ones hide nothing.
     """
     if bus is None or prefill is None:
-        return True
+        return False
     return copied / bus <= computed / prefill
 
 

@@ -147,7 +147,7 @@ def test_a_copy_is_hidden_or_waited_for_and_never_hidden_where_computing_is_quic
 
 
 @pytest.mark.parametrize(("bus", "prefill"), [(None, 1.0), (1.0, None), (None, None)])
-def test_an_unknown_copy_is_taken_as_stock_takes_it(
+def test_what_was_not_measured_hides_nothing(
     bus: float | None, prefill: float | None
 ) -> None:
-    assert copy_is_hidden(1000, 1, bus, prefill)
+    assert not copy_is_hidden(1, 1000, bus, prefill)
