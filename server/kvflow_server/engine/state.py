@@ -126,6 +126,8 @@ def _client(
     runs = cache.table.runs(client)
     agents = dict.fromkeys(agent for steps in runs.values() for agent in steps)
     agents.update(dict.fromkeys(owners))
+    # One whose every call begins anew owns no prompt, and is the one to be told of.
+    agents.update(dict.fromkeys(cache.learner.agents_of(client)))
     account = cache.accounts.find(client)
     return {
         "runs": {name: dict(steps) for name, steps in islice(runs.items(), MAX_RUNS)},

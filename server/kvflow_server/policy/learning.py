@@ -138,6 +138,10 @@ class BoundaryLearner:
     def agents(self) -> Iterator[tuple[str, str]]:
         return iter(self._agents)
 
+    def agents_of(self, client: str) -> Iterator[str]:
+        """The client's agents that have made a call."""
+        return iter(self._of_client.get(client, ()))
+
     def __len__(self) -> int:
         return len(self._agents)
 

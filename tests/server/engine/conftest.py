@@ -97,6 +97,11 @@ class Harness:
         """Let every copy in flight end, and be acknowledged."""
         self.cache.drain_loads()
 
+    @property
+    def client(self) -> str:
+        """Who says what is said, unless told otherwise."""
+        return CLIENT
+
     def device_tokens(self, tokens: list[int]) -> int:
         """Tokens of the prefix on the device; touches nothing."""
         total = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -41,3 +42,21 @@ def test_the_state_says_which_agents_share_how_many_tokens(
         {"agents": ["a", "b"], "tokens": 20},
         {"agents": ["a", "b", "c"], "tokens": 8},
     ]
+
+
+def test_an_agent_that_parts_at_its_first_token_is_told_of_when_no_run_is_live(
+    make_harness: Callable[..., Any],
+) -> None:
+    """As with a time at the head of the prompt: it never owns a prompt."""
+    from kvflow_server.engine.state import describe
+
+    harness = make_harness()
+    harness.update({"a": 0})
+    for number in range(4):
+        prompt = array("q", [7000 + number, *range(100)])
+        harness.cache.learner.observe(harness.client, "a", prompt)
+    harness.update(None, final=True)
+    (client,) = describe(harness.cache)["clients"].values()
+    assert client["runs"] == {}
+    drift = client["agents"]["a"]["learned"]["drift"]
+    assert (drift["calls"], drift["token"]) == (3, 0)
