@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -247,4 +248,12 @@ def weights(dims: TinyDims, *servers: Server) -> Iterator[None]:
 
 def load(server: Server, dims: TinyDims) -> None:
     body = {"model_path": str(tiny_model(dims)), "flush_cache": True}
-    assert server.json("/update_weights_from_disk", body)["success"]
+    deadline = time.monotonic() + 30
+    while True:
+        # SGLang does not flush while a copy to host memory is under way, and says so.
+        reply = server.http.post("/update_weights_from_disk", json=body)
+        if reply.status_code == 200 or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["success"]
