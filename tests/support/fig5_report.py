@@ -16,7 +16,7 @@ from kvflow_server.sim.experiment import compare
 from kvflow_server.sim.scenario import Scenario
 from kvflow_server.sim.server import ServerSize
 
-__all__ = ["SYSTEMS", "simulated_report"]
+__all__ = ["SYSTEMS", "call_of", "simulated_report", "workflow_of"]
 
 SYSTEMS = ("ideal", "recompute", "hicache", "kvflow")
 Noise = Callable[[str, Mix], float]
@@ -52,21 +52,25 @@ def simulated_report(noise: Noise = lambda system, mix: 1.0) -> dict[str, Any]:
         size = ServerSize(pool=servers.pool_tokens, host=1 << 20)
         results = compare(costs, size, scenario, SYSTEMS).results
         runs = {
-            name: [_workflow(result.workflow_s * noise(name, mix))] * 2
+            name: [workflow_of(result.workflow_s * noise(name, mix))] * 2
             for name, result in results.items()
         }
         found.mixes[mix] = MixResult(runs, {})
     return build_report([found], QUICK)
 
 
-def _workflow(seconds: float) -> Workflow:
-    call = Call(
+def call_of(seconds: float) -> Call:
+    """One that says nothing else of note."""
+    return Call(
         agent="agent-0",
         output=(7,),
         logprobs=(-0.5,),
         prompt=10,
         device=6,
         host=3,
-        seconds=seconds / AGENTS,
+        seconds=seconds,
     )
-    return Workflow(seconds, (call,) * AGENTS)
+
+
+def workflow_of(seconds: float) -> Workflow:
+    return Workflow(seconds, (call_of(seconds / AGENTS),) * AGENTS)

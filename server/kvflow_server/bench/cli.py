@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .names import names_in
 from .paper.cli import app as paper
 from .settings import COLD_SYSTEMS, DEFAULT_SYSTEMS, Settings, parse_dims
 
@@ -78,13 +79,8 @@ def single(
     """
     from .systems import SYSTEMS
 
-    chosen = tuple(name.strip() for name in systems.split(",") if name.strip())
+    chosen = tuple(names_in(systems, SYSTEMS, "--systems"))
     names = chosen or (COLD_SYSTEMS if cold else DEFAULT_SYSTEMS)
-    for name in names:
-        if name not in SYSTEMS:
-            raise typer.BadParameter(
-                f"{name!r} is unknown, use {', '.join(SYSTEMS)}", param_hint="--systems"
-            )
     try:
         settings = Settings(
             agents=agents,

@@ -236,11 +236,8 @@ class KVFlowCache(UnifiedRadixCache):
         return tag.fixed_tokens // self.page_size * self.page_size
 
     def cuts(self, boundary: int, length: int) -> list[int]:
-        """Where nodes must end, ascending; no piece much smaller than the others."""
-        piece = max(self.config.prefetch.piece_tokens, self.page_size)
-        piece = piece // self.page_size * self.page_size
-        cuts = list(range(piece, boundary - piece // 2, piece))
-        return [cut for cut in [*cuts, boundary] if 0 < cut <= length]
+        """Where nodes must end, ascending (`PrefetchLimits.cuts`)."""
+        return self.config.prefetch.cuts(boundary, length, self.page_size)
 
     def label_path(self, node_id: int, tag: RequestTag) -> None:
         """A tagged request's path ends at this node: hang its prompt on the node that

@@ -48,6 +48,13 @@ class PrefetchLimits:
     agents_accounted: int = 1024
     """Agents of one client whose prefetches are accounted for, the latest."""
 
+    def cuts(self, boundary: int, length: int, page_size: int = 1) -> list[int]:
+        """Where nodes must end in a prompt of `length` tokens whose fixed part ends at
+        `boundary`, ascending, whole pages; no piece much smaller than the others."""
+        piece = max(self.piece_tokens, page_size) // page_size * page_size
+        cuts = range(piece, boundary - piece // 2, piece)
+        return [cut for cut in [*cuts, boundary] if 0 < cut <= length]
+
     @property
     def reach(self) -> int:
         """Steps beyond which nobody is ever fetched for."""

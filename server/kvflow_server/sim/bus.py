@@ -51,8 +51,6 @@ class Bus:
         self._loads_end = 0.0
         self._writes_end = 0.0
         self._producer = 0
-        self.busy_s = 0.0
-        """Seconds that the way to the device was in use."""
 
     def queue_load(self, node: Any, tokens: int) -> None:
         self.load_queue.append((node, tokens))
@@ -66,7 +64,6 @@ class Bus:
         self.load_queue.clear()
         copy = self._copy(anchors, tokens, self._loads_end)
         self._loads_end = copy.end
-        self.busy_s += copy.end - copy.start
         self._producer += 1
         copy.producer = self._producer
         self.ack_load_queue.append(copy)

@@ -28,7 +28,7 @@ from kvflow_server.policy.steps import StepTable
 
 from .bus import Bus, Copy
 from .costs import Costs
-from .tree import Node, Spans, Tree
+from .tree import Node, Spans, Tree, tokens_in
 
 if TYPE_CHECKING:
     from kvflow_server.engine.cache import KVFlowCache
@@ -119,7 +119,6 @@ class Cache:
             self.config.steps.agents_per_client,
         )
         self.prefetcher = Prefetcher(like)
-        self.copy_ended = False
         self._next_expiry = 0.0
 
     # The clients.
@@ -201,11 +200,12 @@ class Cache:
         the device has those tokens.
         """
         tree = self.tree_core
-        tagged = tag is not None and not self.stock
-        cuts = self._cuts(tag.fixed) if tagged and tag is not None else ()
-        path, found = tree.insert(spans, cuts)
+        if self.stock:
+            tag = None
+        cuts: list[int] = []
         if tag is not None:
-            tag.found = found
+            cuts = self.config.prefetch.cuts(tag.fixed, tokens_in(spans))
+        path, found = tree.insert(spans, cuts)
         end = duplicates = 0
         for node in path:
             end += len(node.key)
@@ -215,7 +215,8 @@ class Cache:
                 duplicates += len(node.key)
             if end > counted:
                 self._count_use(node, tag, end)
-        if tagged and tag is not None:
+        if tag is not None:
+            tag.found = found
             self._label(path, tag)
         return path[-1], duplicates
 
@@ -223,7 +224,7 @@ class Cache:
         """A request has used the node: perhaps it goes to host memory now."""
         node.hit_count += 1
         hits = 1.0
-        if tag is not None and not self.stock and end > tag.fixed:
+        if tag is not None and end > tag.fixed:
             hits = tag.suffix_hits
         if node.hit_count >= hits:
             self._write(node)
@@ -249,11 +250,6 @@ class Cache:
             self.host_free += len(entry[-1].key)
             tree.remove(entry[-1])
         return True
-
-    def _cuts(self, boundary: int) -> list[int]:
-        """As `KVFlowCache.cuts`."""
-        piece = self.config.prefetch.piece_tokens
-        return [*range(piece, boundary - piece // 2, piece), boundary]
 
     def identify(self, spans: Spans, tag: Tag) -> None:
         """What the call's suffix is worth; asked once per call."""
@@ -318,9 +314,7 @@ class Cache:
         for copy in self.bus.writes_ended():
             self._release(copy)
             self.speeds.backup_arrived(copy)
-            self.copy_ended = True
         if on_bus:
-            self.copy_ended |= bool(ended)
             self.speeds.loads_seen(on_bus)
         if self.loads.active:
             under_way = self.bus.ack_load_queue

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvflow_server.bench.names import names_in
+
 if TYPE_CHECKING:
     from .profiles import Profile
     from .server import ServerSize
@@ -288,10 +290,7 @@ def _size(usual: int, pool: int | None, host: int | None) -> ServerSize:
 def _systems(text: str) -> list[str]:
     from .experiment import SYSTEMS
 
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in SYSTEMS:
-            raise ValueError(f"system {name!r} is unknown, use {', '.join(SYSTEMS)}")
+    names = names_in(text, SYSTEMS, "--systems", what="system ")
     if not names:
         raise ValueError("name at least one system")
     return names

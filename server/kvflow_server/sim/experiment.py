@@ -35,6 +35,14 @@ class System:
     evicts: bool = True
     """Its device pool is the small one."""
 
+    def sized(self, size: ServerSize, everything: int) -> ServerSize:
+        """`size` as this system has it; a pool of `everything` tokens never evicts."""
+        return dataclasses.replace(
+            size,
+            pool=size.pool if self.evicts else everything,
+            host=size.host if self.host else 0,
+        )
+
 
 SYSTEMS = {
     system.name: system
@@ -70,7 +78,6 @@ class Result:
     """What one system made of the workflows that were measured."""
 
     workflows: list[Workflow] = field(default_factory=list)
-    passes: int = 0
     counters: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -110,16 +117,11 @@ def simulate(
     costs: Costs, size: ServerSize, scenario: Scenario, system: System
 ) -> Result:
     """The scenario on one system."""
-    sized = dataclasses.replace(
-        size,
-        pool=size.pool if system.evicts else scenario.everything_tokens,
-        host=size.host if system.host else 0,
-    )
+    sized = system.sized(size, scenario.everything_tokens)
     server = Server(costs, sized, system.config)
     result = Result()
     scenario.start(server, system.config is not None, result.workflows.append)
     server.run()
-    result.passes = server.passes
     result.counters = dict(server.cache.counters.as_dict())
     return result
 

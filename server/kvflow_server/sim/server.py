@@ -55,9 +55,6 @@ class Server:
         self.now = 0.0
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.passes = 0
-        self.device_s = 0.0
-        """Seconds in which the device computed, or waited for a copy."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._starved = False
@@ -88,7 +85,6 @@ class Server:
         return self.now
 
     def _pass(self) -> None:
-        self.passes += 1
         cache = self.cache
         cache.clock.advance(self.now)
         cache.bus.now = self.now
@@ -151,7 +147,6 @@ class Server:
     def _after_admission(self, batch: Batch | None) -> None:
         """As `engine.scheduling.after_pass`."""
         cache = self.cache
-        cache.copy_ended = False
         self._starved = batch is None and not self.running and bool(self.waiting)
         if cache.stock:
             return
@@ -165,7 +160,6 @@ class Server:
 
     def _prefill(self, batch: Batch) -> None:
         ends = batch.ends(self.now)
-        self.device_s += ends - self.now
         self.now = self.cache.bus.now = ends
         for req in batch.requests:
             self._insert(req)
@@ -186,7 +180,6 @@ class Server:
         # The context grows by a token per request and step: in the mean, half of all.
         mean = context + many * (steps - 1) / 2
         seconds = steps * self.costs.decode_seconds(many, mean)
-        self.device_s += seconds
         self.now = self.cache.bus.now = self.now + seconds
         for req in running:
             self._generated(req, steps)

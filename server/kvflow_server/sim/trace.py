@@ -261,18 +261,10 @@ def simulate_trace(
     results = {}
     for name in systems:
         system = SYSTEMS[name]
-        pool = size.pool
-        if not system.evicts:
-            if not everything:
-                found = scan(trace)
-                everything = found.prompt_tokens + found.output_tokens + found.calls + 1
-            pool = everything
-        sized = ServerSize(
-            pool=pool,
-            host=size.host if system.host else 0,
-            max_running=size.max_running,
-            max_prefill=size.max_prefill,
-        )
+        if not system.evicts and not everything:
+            found = scan(trace)
+            everything = found.prompt_tokens + found.output_tokens + found.calls + 1
+        server = Server(costs, system.sized(size, everything), system.config)
         results[name] = TraceResult(name)
-        play(Server(costs, sized, system.config), trace, results[name], speed=speed)
+        play(server, trace, results[name], speed=speed)
     return results

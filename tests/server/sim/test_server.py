@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+from costs import COSTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvflow_server.engine.config import EngineConfig, Mode
-from kvflow_server.sim.costs import Costs
 from kvflow_server.sim.requests import Answer, Call
 from kvflow_server.sim.server import Server, ServerSize
 from kvflow_server.sim.tree import Spans, tokens_in
@@ -23,15 +23,6 @@ from kvflow_server.sim.workload import (
     sequential,
 )
 
-COSTS = Costs(
-    name="test",
-    layers=4,
-    kv_bytes=1,
-    bus_bytes_per_s=1000,
-    prefill_s=0.5,
-    prefill_token_s=0.01,
-    decode_s=0.1,
-)
 MODES = [None, *(EngineConfig(mode=mode) for mode in Mode)]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from costs import COSTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from kvflow_server.engine.trace import (
     Update,
     block_sizes,
 )
-from kvflow_server.sim.costs import Costs
 from kvflow_server.sim.mooncake import MooncakeTrace
 from kvflow_server.sim.server import Server, ServerSize
 from kvflow_server.sim.trace import (
@@ -32,15 +32,6 @@ from kvflow_server.sim.trace import (
     simulate_trace,
 )
 
-COSTS = Costs(
-    name="test",
-    layers=4,
-    kv_bytes=1,
-    bus_bytes_per_s=1000,
-    prefill_s=0.5,
-    prefill_token_s=0.01,
-    decode_s=0.1,
-)
 BLOCK = 16
 MOONCAKE = Path(__file__).parents[4] / "shared" / "data"
 LINES = (

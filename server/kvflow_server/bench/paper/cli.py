@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from kvflow_server.bench.names import names_in
 
 from .testbeds import CROWDED, TESTBEDS
 
@@ -104,7 +107,8 @@ def paper(
         console.print(f"Plot: {plot}")
 
 
-Keep = Callable[[dict[str, Any]], None]
+Report = dict[str, Any]
+Keep = Callable[[Report], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +140,14 @@ class _Chosen:
                 f"{fig!r}: use {', '.join(_TESTBEDS)}", param_hint="--fig"
             )
         known = _TESTBEDS[fig]
-        names = _names(testbeds, known, "--testbeds") or known
+        names = names_in(testbeds, known, "--testbeds") or known
         every = (
             {str(mix) for name in names for mix in TESTBEDS[name].fig5}
             if fig not in ("6", "8")
             else ()
         )
-        only = _names(mixes, every, "--mixes") or _MIXES.get(fig, [])
-        added = _names(systems, SYSTEMS, "--systems")
+        only = names_in(mixes, every, "--mixes") or _MIXES.get(fig, [])
+        added = names_in(systems, SYSTEMS, "--systems")
         asked = _questions(dataset) if fig == "8" else []
         return cls(fig, quick, names, added, only, asked)
 
@@ -162,17 +166,6 @@ def _questions(path: Path | None) -> list[str]:
         raise typer.BadParameter(str(error)) from error
 
 
-def _names(text: str, known: Collection[str], option: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise typer.BadParameter(
-                f"{name!r} is unknown, use {', '.join(known) or 'none'}",
-                param_hint=option,
-            )
-    return names
-
-
 _PLOTS = ("5", "6", "8")
 
 
@@ -183,61 +176,51 @@ def _plot(fig: str, path: Path, report: dict[str, Any]) -> None:
     save(path, report)
 
 
-def _fig5(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
+def _fig5(console: Console, chosen: _Chosen, keep: Keep) -> Report:
     from .fig5 import FULL, QUICK, SYSTEMS_OF_FIG5, measure
     from .report import build_report, show
 
     effort = QUICK if chosen.quick else FULL
-    results = measure(
-        effort,
-        console,
-        chosen.testbeds,
-        chosen.with_systems(SYSTEMS_OF_FIG5),
-        chosen.mixes,
-        lambda done: keep(build_report(done, effort)),
+    systems = chosen.with_systems(SYSTEMS_OF_FIG5)
+    return _run(
+        partial(measure, effort, console, chosen.testbeds, systems, chosen.mixes),
+        lambda done: build_report(done, effort),
+        partial(show, console),
+        keep,
     )
-    report = build_report(results, effort)
-    show(console, report)
-    return report
 
 
-def _fig6(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
+def _fig6(console: Console, chosen: _Chosen, keep: Keep) -> Report:
     from .fig6 import FULL, QUICK, SYSTEMS_OF_FIG6, measure
     from .report6 import build_report6, show6
 
     effort = QUICK if chosen.quick else FULL
-    results = measure(
-        effort,
-        console,
-        chosen.testbeds,
-        chosen.with_systems(SYSTEMS_OF_FIG6),
-        lambda done: keep(build_report6(done, effort)),
+    systems = chosen.with_systems(SYSTEMS_OF_FIG6)
+    return _run(
+        partial(measure, effort, console, chosen.testbeds, systems),
+        lambda done: build_report6(done, effort),
+        partial(show6, console),
+        keep,
     )
-    report = build_report6(results, effort)
-    show6(console, report)
-    return report
 
 
-def _fig8(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
+def _fig8(console: Console, chosen: _Chosen, keep: Keep) -> Report:
     from .fig6 import FULL, QUICK, SYSTEMS_OF_FIG6
     from .fig8 import measure_peer
     from .report6 import build_report6, show6
 
     effort = QUICK if chosen.quick else FULL
-    results = measure_peer(
-        effort,
-        console,
-        chosen.testbeds,
-        chosen.with_systems(SYSTEMS_OF_FIG6),
-        chosen.questions,
-        lambda done: keep(build_report6(done, effort, "8")),
+    systems = chosen.with_systems(SYSTEMS_OF_FIG6)
+    asked = chosen.questions
+    return _run(
+        partial(measure_peer, effort, console, chosen.testbeds, systems, asked),
+        lambda done: build_report6(done, effort, "8"),
+        partial(show6, console),
+        keep,
     )
-    report = build_report6(results, effort, "8")
-    show6(console, report)
-    return report
 
 
-def _course(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
+def _course(console: Console, chosen: _Chosen, keep: Keep) -> Report:
     from .courses import COURSES
     from .fig5 import FULL, QUICK, SYSTEMS_OF_FIG5, measure
     from .report_course import build_report_course, show_course
@@ -250,15 +233,22 @@ def _course(console: Console, chosen: _Chosen, keep: Keep) -> dict[str, Any]:
         calls=course.calls,
         settling=4,
     )
-    results = measure(
-        effort,
-        console,
-        chosen.testbeds,
-        chosen.with_systems(own),
-        chosen.mixes,
-        lambda done: keep(build_report_course(done, effort, course)),
-        course,
+    args = effort, console, chosen.testbeds, chosen.with_systems(own), chosen.mixes
+    return _run(
+        lambda told: measure(*args, told, course),
+        lambda done: build_report_course(done, effort, course),
+        partial(show_course, console),
+        keep,
     )
-    report = build_report_course(results, effort, course)
-    show_course(console, report)
+
+
+def _run(
+    measure: Callable[[Callable[[Any], None]], Any],
+    build: Callable[[Any], Report],
+    show: Callable[[Report], None],
+    keep: Keep,
+) -> Report:
+    """Measure, keep the report of what is done after each part, show the whole."""
+    report = build(measure(lambda done: keep(build(done))))
+    show(report)
     return report

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fig5_report import call_of
 from rich.console import Console
 
 from kvflow_server.bench.paper import fig6
@@ -15,22 +16,13 @@ from kvflow_server.bench.paper.report6 import build_report6, show6
 from kvflow_server.bench.paper.scale import Servers
 from kvflow_server.bench.paper.testbeds import CROWDED
 from kvflow_server.bench.report import make_console
-from kvflow_server.bench.results import Call, Workflow
+from kvflow_server.bench.results import Workflow
 
 SECONDS = {"ideal": 4.0, "recompute": 6.0, "hicache": 5.0, "kvflow": 4.0}
 
 
 def block(seconds: float) -> Block:
-    call = Call(
-        agent="agent-0",
-        output=(7,),
-        logprobs=(-0.5,),
-        prompt=10,
-        device=6,
-        host=3,
-        seconds=seconds,
-    )
-    return Block(seconds, (Workflow(seconds, (call,)),) * 20)
+    return Block(seconds, (Workflow(seconds, (call_of(seconds),)),) * 20)
 
 
 def results(kvflow: float = 4.0) -> list[CrowdResult]:

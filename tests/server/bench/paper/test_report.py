@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fig5_report import workflow_of
 from rich.console import Console
 
 from kvflow_server.bench.paper.calibrate import START_DIMS, Calibrated
@@ -14,21 +15,6 @@ from kvflow_server.bench.paper.report import build_report, show
 from kvflow_server.bench.paper.scale import Servers, Speed
 from kvflow_server.bench.paper.testbeds import TESTBEDS, Mix
 from kvflow_server.bench.report import make_console
-from kvflow_server.bench.results import Call, Workflow
-
-
-def workflow(seconds: float) -> Workflow:
-    call = Call(
-        agent="agent-0",
-        output=(7,),
-        logprobs=(-0.5,),
-        prompt=10,
-        device=6,
-        host=3,
-        seconds=seconds / 10,
-    )
-    return Workflow(seconds, (call,) * 10)
-
 
 SECONDS = {"ideal": 1.0, "recompute": 2.2, "hicache": 1.5, "kvflow": 1.0}
 
@@ -40,7 +26,7 @@ def result(name: str, kvflow: float = 1.0) -> TestbedResult:
     found = TestbedResult(testbed, Calibrated(servers, speed, 1.0, "", ""))
     seconds = SECONDS | {"kvflow": kvflow}
     for mix in testbed.fig5:
-        runs = {system: [workflow(s)] * 3 for system, s in seconds.items()}
+        runs = {system: [workflow_of(s)] * 3 for system, s in seconds.items()}
         found.mixes[mix] = MixResult(runs, {"kvflow": {"prefetch_tokens": 512.0}})
     return found
 
