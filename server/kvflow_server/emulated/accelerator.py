@@ -55,17 +55,19 @@ class EmulatedPlatform(_Platform):
 
 def install_seams() -> None:
     """Put the emulated streams, copies and allocation where HiCache looks, and our
-    attention under the name of SGLang's, which SGLang knows in several places.
+    attention and LoRA under the names of SGLang's, which it knows in several places.
 
     Module attributes of SGLang 0.5.22 and 0.5.23; no function body is replaced.
     """
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+    from sglang.srt.lora.backend.lora_registry import LORA_SUPPORTED_BACKENDS
     from sglang.srt.managers import cache_controller
     from sglang.srt.mem_cache import l2_transfer
     from sglang.srt.mem_cache.pool_host import base, mha
     from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
     ATTENTION_BACKENDS["torch_native"] = _attention
+    LORA_SUPPORTED_BACKENDS["torch_native"] = _lora
     ALLOC_MEMORY_FUNCS["cpu"] = transfer.alloc_host_memory
     mha.transfer_kv_direct = transfer.transfer_kv_direct
     cache_controller.device_module = streams
@@ -79,3 +81,9 @@ def _attention(runner: Any) -> Any:
     from kvflow_server.emulated.attention import EmulatedAttention
 
     return EmulatedAttention(runner)
+
+
+def _lora() -> Any:
+    from kvflow_server.emulated.lora import install
+
+    return install()

@@ -71,11 +71,7 @@ WORKS: tuple[Works, ...] = (
     Works("flush, pause and continue, weight update"),
     Works("sessions", note="/open_session; a mark counts in the first turn"),
     Works("separate caches", note="cache_salt, extra_key"),
-    Works(
-        "LoRA",
-        "--enable-lora",
-        "not run yet: SGLang's LoRA needs a GPU, which no test has had",
-    ),
+    Works("LoRA", "--enable-lora", "adapters share no prompt; none is computed ahead"),
     Works("tensor parallelism", "--tp-size N", "time and decisions agreed by ranks"),
     Works(
         "data parallelism",

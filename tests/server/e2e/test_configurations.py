@@ -148,27 +148,72 @@ def test_steps_reach_the_whole_server_and_a_flush_empties_it(
     assert truth.ask(prompt).agrees_with(answer)
 
 
-@pytest.mark.full
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="SGLang's LoRA pins memory, which needs a GPU"
-)
-def test_lora_adapters_do_not_share_a_prompt(
-    serve: Serve, caller: Caller, tmp_path: Path
-) -> None:
-    paths = [f"{n}={adapter(tmp_path / n, seed)}" for seed, n in enumerate("ab")]
+WEIGHTS: list[dict[str, Any]] = [{"lora_path": name} for name in ("a", "b", None)]
+
+
+@pytest.fixture(scope="module")
+def adapted(
+    serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Server]]:
+    """KVFlow, and the truth of it, with two LoRA adapters; with room for two of the
+    three sets of weights, so that adapters come and go as prompts do."""
+    folder = tmp_path_factory.mktemp("adapters")
+    paths = [f"{n}={adapter(folder / n, seed)}" for seed, n in enumerate("ab")]
     flags = ("--enable-lora", "--lora-backend", "torch_native", "--lora-paths", *paths)
-    with serve(*flags) as server, serve(*flags, stock=True) as stock:
-        names = [{"lora_path": name} for name in ("a", "b", None)]
-        asked = run_programs(server, caller, names)
-        for index, (prompt, answer) in enumerate(asked):
-            name = names[index % len(names)]
-            fresh = stock.ask(prompt, output=len(answer.tokens), **name)
-            assert fresh.agrees_with(answer)
-        prompt = caller.prompt(FIXED)
-        answers = [server.ask(prompt, **name) for name in names]
-        assert [found.device for found in answers] == [0, 0, 0]
-        assert len({found.logprobs for found in answers}) == len(names)
-        assert server.settle()["integrity"] == "ok"
+    with (
+        serve(*flags, "--max-loras-per-batch", "2") as server,
+        serve(*flags, stock=True) as stock,
+    ):
+        yield server, stock
+
+
+@pytest.mark.full
+def test_lora_answers_are_those_of_stock_under_pressure(
+    adapted: tuple[Server, Server], caller: Caller
+) -> None:
+    server, stock = adapted
+    asked = run_programs(server, caller, WEIGHTS)
+    state = server.settle()
+    # Each program's calls go round the weights in order.
+    calls = len(asked) // 2
+    for index, (prompt, answer) in enumerate(asked):
+        weights = WEIGHTS[index % calls % len(WEIGHTS)]
+        fresh = stock.ask(prompt, output=len(answer.tokens), **weights)
+        assert fresh.agrees_with(answer)
+    assert state["counters"]["prefetch_used_tokens"] > 0
+    assert state["counters"]["load_on_demand_tokens"] > 0
+    assert state["integrity"] == "ok"
+
+
+@pytest.mark.full
+def test_lora_adapters_do_not_share_a_prompt(
+    adapted: tuple[Server, Server], caller: Caller
+) -> None:
+    server, stock = adapted
+    assert server.http.post("/flush_cache").status_code == 200
+    prompt = caller.prompt(FIXED)
+    first, again = (
+        [answer_to_agent(server, caller, prompt, weights) for weights in WEIGHTS]
+        for _ in range(2)
+    )
+    assert [answer.device for answer in first] == [0, 0, 0]
+    assert all(answer.device > 0 for answer in again)
+    assert len({answer.logprobs for answer in first}) == len(WEIGHTS)
+    for one, other, weights in zip(first, again, WEIGHTS, strict=True):
+        assert other.agrees_with(one)
+        assert stock.ask(prompt, **weights).agrees_with(one)
+    # The agent's one prompt has an entry for each set of weights.
+    prompts = server.agents(caller.id)["translator"]["prompts"]
+    assert [entry["tokens"] for entry in prompts] == [FIXED] * len(WEIGHTS)
+    assert server.settle()["integrity"] == "ok"
+
+
+def answer_to_agent(
+    server: Server, caller: Caller, prompt: list[int], weights: dict[str, Any]
+) -> Answer:
+    mark = FixedMark(tokens=FIXED)
+    update = caller.update({"translator": 0}, agent="translator", fixed=mark)
+    return server.ask(prompt, wire.to_envelope([update]), **weights)
 
 
 def replicas_of(state: dict[str, Any]) -> list[dict[str, Any]]:
