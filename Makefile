@@ -44,7 +44,7 @@ test-full: setup
 	@$(PYTHON) tools/checks.py lint client openai-2 server full
 
 test-legacy: setup-server
-	@$(SETUP) ag2 agentuniverse
+	@$(SETUP) ag2 ag2_network agentuniverse
 	@$(PYTHON) tools/checks.py legacy
 
 report: setup-server

@@ -81,6 +81,7 @@ _INTEGRATIONS = {
     "langgraph": "langgraph",
     "autogen_agentchat": "autogen",
     "autogen": "ag2",
+    "ag2": "ag2_network",
     "sglang": "sglang_lang",
     "agentuniverse": "agentuniverse",
     "agents": "openai_agents",
@@ -98,7 +99,8 @@ def wrap(
     """`app`, a program of an agent framework, with KVFlow attached to its agents.
 
     A compiled LangGraph graph, an AutoGen team or agent, an agent of the OpenAI Agents
-    SDK, an endpoint of SGLang's front-end language, a PEER agent of agentUniverse.
+    SDK, an endpoint of SGLang's front-end language, a PEER agent of agentUniverse, the
+    manager of a classic ag2 group chat, the hub of an ag2 1.x network.
     `name` prefixes its agents, for programs that wrap several. `targets`, for LangGraph
     only: where nodes lead that do not declare it, as {"node": ["this", "that"]}.
     Raises `UnsupportedError` for an object that no integration understands.
@@ -148,10 +150,10 @@ def _integration(app: object) -> Any:
                 continue  # a package of the user's own, of the same name
     raise UnsupportedError(
         f"kvflow.wrap takes a compiled LangGraph graph (graph.compile()), an AutoGen "
-        f"team, an agent of the OpenAI Agents SDK, an SGLang endpoint or a PEER agent of "
-        f"agentUniverse, not {type(app).__module__}.{type(app).__qualname__}; for plain "
-        f"functions use @kvflow.agent(name), for OpenAI clients kvflow.OpenAI or "
-        f"kvflow.AsyncOpenAI"
+        f"team, an agent of the OpenAI Agents SDK, an SGLang endpoint, a PEER agent of "
+        f"agentUniverse, an ag2 group chat's manager or an ag2 network's Hub, not "
+        f"{type(app).__module__}.{type(app).__qualname__}; for plain functions use "
+        f"@kvflow.agent(name), for OpenAI clients kvflow.OpenAI or kvflow.AsyncOpenAI"
     )
 
 

@@ -47,6 +47,7 @@ FLOORS = [
         "kvflow_integrations.autogen",
         "kvflow_integrations.openai_agents",
         "kvflow_integrations.ag2",
+        "kvflow_integrations.ag2_network",
         "kvflow_integrations.sglang_lang",
         "kvflow_integrations.agentuniverse",
     ],

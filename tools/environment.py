@@ -1,7 +1,7 @@
 """Makes the environments of KVFlow. Standard library only.
 
-    python3.11 tools/environment.py setup [client] [server] [ag2] [agentuniverse]
-    python3.11 tools/environment.py lock  [client] [server] [ag2] [agentuniverse]
+    python3.11 tools/environment.py setup [client] [server] [ag2] [ag2_network] ...
+    python3.11 tools/environment.py lock  [client] [server] [ag2] [ag2_network] ...
     python3.11 tools/environment.py prune
 
 SGLang pins openai 2.8 and the frameworks want 3.x, so there are two environments.
@@ -41,14 +41,14 @@ from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("client", "server")
-LEGACY = ("ag2", "agentuniverse")
+LEGACY = ("ag2", "ag2_network", "agentuniverse")
 """Made only when they are named: for `make test-legacy`."""
 PYTHON = (3, 11)
 MARKER = "kvflow-complete"
 """In a shared environment: holds the lock file's pins; its age is the last use."""
 STAMP = "kvflow-stamp"
 """In a thin environment: what it was made from."""
-DISK_GB = {"client": 1, "server": 14, "ag2": 1, "agentuniverse": 2}
+DISK_GB = {"client": 1, "server": 14, "ag2": 1, "ag2_network": 1, "agentuniverse": 2}
 """Free space an installation needs, with what pip unpacks on the way."""
 
 
@@ -56,6 +56,7 @@ SIZES = {
     "client": "a minute",
     "server": "11 GB, five to ten minutes",
     "ag2": "a minute",
+    "ag2_network": "a minute",
     "agentuniverse": "1 GB, a few minutes",
 }
 
