@@ -10,12 +10,25 @@ import msgspec
 
 from .errors import WireError
 
-__all__ = ["MAX_NAME_CHARS", "check_range", "check_version", "convert"]
+__all__ = [
+    "MAX_AGENTS",
+    "MAX_NAME_CHARS",
+    "MAX_STEPS",
+    "check_likelihood",
+    "check_name",
+    "check_range",
+    "check_steps",
+    "check_version",
+    "convert",
+]
 
 _T = TypeVar("_T")
 
 MAX_NAME_CHARS = 256
 """Unicode code points of a client, run or agent name."""
+MAX_AGENTS = 4096
+"""Entries of `steps` and of `likelihood` in one payload."""
+MAX_STEPS = 1_000_000
 _NUMBERS: Mapping[str, tuple[type, ...]] = {"steps": (int,), "likelihood": (float, int)}
 
 
@@ -67,3 +80,42 @@ def check_range(value: int, high: int, field: str) -> None:
 def _shown(value: int) -> str:
     # Python refuses to print an integer of more than 4 300 digits.
     return str(value) if abs(value) < 10**18 else f"a {value.bit_length()}-bit number"
+
+
+def check_name(name: str, field: str) -> None:
+    """Raises `WireError` when `name`, of `field`, is empty or too long."""
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise WireError(
+            f"{field}: a name has 1 to {MAX_NAME_CHARS} characters, not {len(name)}",
+            field=field,
+        )
+
+
+def _check_count(entries: Mapping[str, object], field: str) -> None:
+    if len(entries) > MAX_AGENTS:
+        raise WireError(
+            f"{field}: {len(entries)} agents, at most {MAX_AGENTS} are accepted",
+            field=field,
+            status=413,
+        )
+
+
+def check_steps(steps: Mapping[str, int]) -> None:
+    """Raises `WireError` naming the entry."""
+    _check_count(steps, "steps")
+    for name, value in steps.items():
+        if not (0 < len(name) <= MAX_NAME_CHARS and 0 <= value <= MAX_STEPS):
+            field = f"steps[{name[:MAX_NAME_CHARS]!r}]"
+            check_name(name, field)
+            check_range(value, MAX_STEPS, field)
+
+
+def check_likelihood(likelihood: Mapping[str, float]) -> None:
+    _check_count(likelihood, "likelihood")
+    for name, value in likelihood.items():
+        field = f"likelihood[{name[:MAX_NAME_CHARS]!r}]"
+        check_name(name, field)
+        if not 0.0 <= value <= 1.0:
+            raise WireError(
+                f"{field}: must be between 0 and 1, not {value}", field=field
+            )

@@ -77,6 +77,7 @@ class Client:
         weakref.finalize(self, self._stream.stop)
         if self.transitions is not None:
             weakref.finalize(self, self.transitions.save)
+        self._itself = weakref.ref(self)
         self._renew()
         if config.server is not None:
             self.configure(config.server)
@@ -102,8 +103,9 @@ class Client:
         if not self.config.drift_warnings:
             return
         try:
-            if self.drift.wants(agent):
-                chore = partial(_look_for_drift, self.drift, self.counters, agent, body)
+            drift = self._drift or self.drift
+            if drift.wants(agent):
+                chore = partial(_look_for_drift, drift, self.counters, agent, body)
                 self._stream.later(chore)
         except Exception as error:
             self.counters.error("drift warnings", error)
@@ -111,7 +113,9 @@ class Client:
     def start_run(self, graph: AgentStepGraph | None = None) -> Run:
         """A new run of a workflow, whose snapshots go to the servers."""
         outbox = None if self.config.disable else self._stream
-        return Run(graph, client=self.id, outbox=outbox, transitions=self.transitions)
+        run = Run(graph, client=self.id, outbox=outbox, transitions=self.transitions)
+        run.owner = self._itself
+        return run
 
     def prewarm(
         self, graph: AgentStepGraph | None, prompts: Mapping[str, AgentPrompt]
@@ -239,7 +243,8 @@ class _Told:
 
 def owner_of(run: Run) -> Client | None:
     """The client in this process that started `run`."""
-    return _BY_ID.get(run.client)
+    owner = run.owner
+    return _BY_ID.get(run.client) if owner is None else owner()
 
 
 def call_headers(
@@ -266,17 +271,19 @@ def call_headers(
         if client is None or client.config.disable:
             return {}
         counters = client.counters
-        if configured:
-            client.configure(base_url, api_key=api_key)
-        if not client.knows(base_url):
-            return {}
+        # What was told before needs no other look: every call comes by here.
+        if not configured or client._told.get(base_url, "") != api_key:
+            if configured:
+                client.configure(base_url, api_key=api_key)
+            if not client.knows(base_url):
+                return {}
         update = call.run.snapshot(agent=call.agent, fixed=call.fixed or fixed)
         value = wire.to_header(update)
     except Exception as error:
         counters.error("in-band metadata", error)
         return {}
     counters.add("calls.tagged")
-    if isinstance(body, Mapping):
+    if type(body) is dict or isinstance(body, Mapping):
         client.watch(call.agent, body)
     return {wire.HEADER: value}
 

@@ -208,9 +208,10 @@ class opened(AbstractContextManager[Scope]):  # noqa: N801 - as `within`
         return scope
 
     def __exit__(self, *exc_info: Any) -> None:
-        # In another context than it was entered in: see `within`.
-        with suppress(ValueError):
+        try:  # noqa: SIM105 - `suppress` is an object more, in every call's way
             _SCOPE.reset(self._token)
+        except ValueError:
+            pass  # in another context than it was entered in: see `within`
         self._extent.close()
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-__all__ = ["Piece", "Snapshot", "member", "stored", "stream"]
+__all__ = ["Piece", "Snapshot", "joined", "member", "stored", "stream"]
 
 _V = TypeVar("_V", int, float)
 
@@ -34,9 +34,12 @@ class Snapshot(dict[str, _V]):
     """Steps or likelihoods that nobody changes any more, so that what they look like
     on the wire is made only once."""
 
-    __slots__ = ("_made",)
+    __slots__ = ("_made", "ending")
 
     _made: tuple[str, Piece]
+    ending: tuple[object, Piece]
+    """For whoever puts messages together: what stands behind the head of one, and
+    what, besides these entries, it was made of."""
 
 
 def member(name: str, entries: Mapping[str, float]) -> Piece:
@@ -63,15 +66,21 @@ def stored(text: bytes, *, final: bool = False) -> Piece:
     return Piece(text, _stored(text, final=final), zlib.adler32(text))
 
 
-def stream(pieces: Iterable[Piece]) -> bytes:
-    """A zlib stream of `pieces`, of which the last one is `final`."""
-    parts = [_ZLIB]
-    checksum = 1
-    for text, deflated, adler in pieces:
-        parts.append(deflated)
-        checksum = _joined(checksum, adler, len(text))
-    parts.append(checksum.to_bytes(4, "big"))
-    return b"".join(parts)
+def joined(pieces: Iterable[Piece]) -> Piece:
+    """`pieces`, one after another, as one."""
+    text, deflated, checksum = b"", b"", 1
+    for piece in pieces:
+        text += piece.text
+        deflated += piece.deflated
+        checksum = _joined(checksum, piece.checksum, len(piece.text))
+    return Piece(text, deflated, checksum)
+
+
+def stream(head: bytes, rest: Piece) -> bytes:
+    """A zlib stream of `head`, which is new, and `rest`, of which the last is `final`."""
+    text, deflated, adler = rest
+    checksum = _joined(zlib.adler32(head), adler, len(text)).to_bytes(4, "big")
+    return b"".join((_ZLIB, _stored(head), deflated, checksum))
 
 
 _ZLIB = b"\x78\x9c"

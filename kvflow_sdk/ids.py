@@ -9,22 +9,22 @@ import secrets
 __all__ = ["message_id"]
 
 _START = secrets.token_hex(4)
-_prefix = f"{_START}-{os.getpid():x}-"
+_prefix = f"{_START}-{os.getpid():x}-".encode()
 _numbers = itertools.count()
 
 
-def message_id() -> str:
-    """Another one at each call, in every process.
+def message_id() -> bytes:
+    """Another one at each call, in every process; ASCII.
 
     Not from the system's source of randomness: asking that may cost more than all
     else that a call costs. A client's id, which is a secret, comes from there.
     """
-    return f"{_prefix}{next(_numbers):x}"
+    return b"%b%x" % (_prefix, next(_numbers))
 
 
 def _after_fork() -> None:
     global _prefix
-    _prefix = f"{_START}-{os.getpid():x}-"
+    _prefix = f"{_START}-{os.getpid():x}-".encode()
 
 
 if hasattr(os, "register_at_fork"):

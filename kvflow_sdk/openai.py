@@ -93,12 +93,17 @@ def _tag(
 
 
 def _base_url(client: OpenAI | AsyncOpenAI) -> str:
-    """As a text, made once; another object when the user sets another one."""
-    url = client.base_url
-    known = vars(client).get("_kvflow_base_url")
-    if known is None or known[0] is not url:
-        known = url, str(url)
-        vars(client)["_kvflow_base_url"] = known
+    """As a text, made once; another object when the user sets another one.
+
+    What stands behind `base_url` is enough to see that it is the same: the property
+    itself imports a module at each look (openai 3).
+    """
+    attributes = vars(client)
+    known = attributes.get("_kvflow_base_url")
+    if known is None or known[0] is not attributes.get("_base_url", known):
+        url = client.base_url
+        known = attributes.get("_base_url", url), str(url)
+        attributes["_kvflow_base_url"] = known
     text: str = known[1]
     return text
 

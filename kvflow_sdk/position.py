@@ -60,10 +60,10 @@ class Position:
         return at
 
     def likelihood(
-        self, graph: AgentStepGraph | None, weights: Weights
+        self, graph: AgentStepGraph | None, weights: tuple[float, ...]
     ) -> Snapshot[float] | None:
         """Of the agents in `steps` where it is known and less than certain."""
-        if weights is None or graph is None:
+        if graph is None:
             return None
         known = self._likelihood
         if known[0] is not weights:

@@ -17,7 +17,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from .frontier import Arrivals, within
 from .graph import AgentStepGraph
@@ -95,7 +95,11 @@ class Run:
         self._ends: list[tuple[str, str | None]] = []
         """Of agents, and of their callers, that are not taken into account yet."""
         self._final = False
-        self._deliver(self._arrive() if self._position.steps else None)
+        self.owner: Callable[[], Any] | None = None
+        """Gives the client that started it, if that still exists."""
+        if self._position.steps:
+            self._arrive()
+            self._deliver(self._report())
 
     @property
     def finished(self) -> bool:
@@ -119,8 +123,10 @@ class Run:
             if self._ends:
                 self._settle()
             self._observer.start(node, caller)
-            update = self._move(("start", node))
-        self._deliver(update)
+            changed = self._move(("start", node))
+            update = self._report() if changed else None
+        if changed:
+            self._deliver(update)
 
     def end(self, node: str, *, caller: str | None = None) -> None:
         """One execution of `node` is over; its successors are next."""
@@ -128,10 +134,9 @@ class Run:
             if self._final:
                 return
             self._ends.append((node, caller))
-            update = self._settle() if self._listeners else None
+            heard = bool(self._listeners) and self._settle()
+            update = self._report() if heard else None
         self._deliver(update)
-        if self._outbox is not None and update is None:
-            self._outbox.touch(self)
 
     def suspend(self, node: str) -> None:
         """One execution of `node` broke off and will be repeated: a retry, or an
@@ -159,9 +164,10 @@ class Run:
             holding = self._position.frontier.holding
             ended = [name for name in holding if within(name, subtree)]
             self._observer.superstep(ended, nodes)
-            event = ("superstep", nodes, subtree, _frozen(arrivals))
-            update = self._move(event)
-        self._deliver(update)
+            changed = self._move(("superstep", nodes, subtree, _frozen(arrivals)))
+            update = self._report() if changed else None
+        if changed:
+            self._deliver(update)
 
     def resume(
         self,
@@ -199,7 +205,8 @@ class Run:
     ) -> StepUpdate:
         """Where the run stands; with `agent` and `fixed`, as one of its calls says."""
         with self._lock:
-            self._settle()
+            if self._ends:
+                self._settle()
             return self._snapshot(agent, fixed)
 
     def unsent(self) -> StepUpdate | None:
@@ -219,28 +226,40 @@ class Run:
             if self._final:
                 return
             self._settle()
-            update = self._move(event)
-        self._deliver(update)
+            changed = self._move(event)
+            update = self._report() if changed else None
+        if changed:
+            self._deliver(update)
 
-    def _settle(self) -> StepUpdate | None:
-        """Take the ends into account; returns what that changed."""
-        update = None
+    def _settle(self) -> bool:
+        """Take the ends into account; returns whether that changed any steps."""
+        changed = False
         while self._ends:
             node, caller = self._ends.pop(0)
             self._observer.end(node, caller)
-            update = self._move(("end", node)) or update
-        return update
+            changed = self._move(("end", node)) or changed
+        return changed
 
-    def _move(self, event: Event) -> StepUpdate | None:
-        self._position, changed = self._positions.after(self._position, event)
-        return self._arrive() if changed else None
+    def _move(self, event: Event) -> bool:
+        """Go where `event` leads; returns whether the steps there are others."""
+        moved = self._position.moves.get(event)
+        if moved is None:
+            moved = self._positions.after(self._position, event)
+        self._position, changed = moved
+        if changed:
+            self._arrive()
+        return changed
 
-    def _arrive(self) -> StepUpdate:
-        position = self._position
+    def _arrive(self) -> None:
+        position, weights = self._position, self._weights
         self._steps = position.steps
-        self._likelihood = position.likelihood(self.graph, self._weights)
+        known = None if weights is None else position.likelihood(self.graph, weights)
+        self._likelihood = known
         self._seq += 1
-        return self._snapshot()
+
+    def _report(self) -> StepUpdate | None:
+        """What the listeners get of a change; None where there are none."""
+        return self._snapshot() if self._listeners else None
 
     def _snapshot(
         self, agent: str | None = None, fixed: FixedMark | None = None
@@ -258,13 +277,14 @@ class Run:
         )
 
     def _deliver(self, update: StepUpdate | None) -> None:
-        if update is None:
-            return
+        """Something has happened; `update` is for the listeners, and the last word."""
         if self._outbox is not None:
-            if update.final:
+            if update is not None and update.final:
                 self._outbox.put(update)
             else:
                 self._outbox.touch(self)
+        if update is None:
+            return
         for listener in self._listeners:
             try:
                 listener(update)

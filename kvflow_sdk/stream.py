@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -99,14 +99,15 @@ class Stream:
 
     def touch(self, run: Run) -> None:
         """Ask `run` for its newest snapshot, and send that, when there is time."""
-        with self._lock:
-            if self._closed or not self._targets:
-                return
-            self._touched[run.id] = run
-            if len(self._touched) > self._config.max_runs:
-                del self._touched[next(iter(self._touched))]
-                self.counters.add("steps.dropped")
-            if self._resting or self._thread is None:
+        # Without the lock, which the thread may hold while it waits for the
+        # interpreter's own: whoever gets here is about to make a call.
+        if self._closed or not self._targets:
+            return
+        self._touched[run.id] = run
+        if len(self._touched) > self._config.max_runs:
+            self._drop_oldest()
+        if self._resting or self._thread is None:
+            with self._lock:
                 self._wake()
 
     def prewarm(self, request: PrewarmRequest) -> None:
@@ -120,11 +121,12 @@ class Stream:
 
     def later(self, chore: Callable[[], None]) -> None:
         """Do `chore` when no snapshot waits; the oldest go if there are too many."""
-        with self._lock:
-            if not self._closed:
-                self._chores.append(chore)
-                if self._resting or self._thread is None:
-                    self._wake()
+        if self._closed:
+            return
+        self._chores.append(chore)
+        if self._resting or self._thread is None:
+            with self._lock:
+                self._wake()
 
     def probe(self, root: str, tell: Callable[[bool | None], None]) -> None:
         """Ask, in the background, whether `root` is KVFlow, and `tell` the answer.
@@ -191,9 +193,8 @@ class Stream:
         with self._changed:
             while True:
                 if self._touched:
-                    touched, self._touched = self._touched, {}
                     self._busy = True
-                    return functools.partial(self._collect, touched.values())
+                    return self._collect
                 if self._probes:
                     root = next(iter(self._probes))
                     self._busy = True
@@ -218,14 +219,25 @@ class Stream:
                     self._changed.wait(POLL_S)
                     continue
                 self._resting = True
+                if self._touched or self._chores:
+                    # Noted by somebody who did not see yet that this thread rests.
+                    self._resting = False
+                    continue
                 told = self._changed.wait(pause)
                 self._resting = False
                 if told and not self._closed:
                     return _let_go_on
 
-    def _collect(self, runs: Iterable[Run], _: Channels) -> None:
-        """Let wait what `runs` have to say; worked out here, not where it happened."""
-        updates = [run.unsent() for run in runs]
+    def _drop_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(list(self._touched)), None)
+            if oldest is not None and self._touched.pop(oldest, None) is not None:
+                self.counters.add("steps.dropped")
+
+    def _collect(self, _: Channels) -> None:
+        """Let wait what runs have to say; worked out here, not where it happened."""
+        noted = [self._touched.pop(run_id, None) for run_id in list(self._touched)]
+        updates = [run.unsent() for run in noted if run is not None]
         self._lively_until = time.monotonic() + LIVELY_S
         with self._lock:
             for update in updates:

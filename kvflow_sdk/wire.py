@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import json
 import zlib
@@ -26,8 +27,18 @@ from typing import Any
 
 import msgspec
 
-from .checks import MAX_NAME_CHARS, check_range, check_version, convert
-from .deflate import Piece, Snapshot, member, stored, stream
+from .checks import (
+    MAX_AGENTS,
+    MAX_NAME_CHARS,
+    MAX_STEPS,
+    check_likelihood,
+    check_name,
+    check_range,
+    check_steps,
+    check_version,
+    convert,
+)
+from .deflate import Piece, Snapshot, joined, member, stored, stream
 from .errors import WireError
 from .ids import message_id
 
@@ -78,9 +89,6 @@ DRIFT_PATH = "/kvflow/v1/drift"
 
 MAX_HEADER_BYTES = 8 * 1024
 MAX_INFLATED_BYTES = 256 * 1024
-MAX_AGENTS = 4096
-"""Entries of `steps` and of `likelihood` in one payload."""
-MAX_STEPS = 1_000_000
 MAX_RUNS_PER_MESSAGE = 256
 MAX_SEQ = 2**53
 MAX_FIXED = 2**31
@@ -167,7 +175,7 @@ def speaks_kvflow(obj: object) -> bool:
 
 def to_envelope(updates: Sequence[StepUpdate]) -> dict[str, Any]:
     """The ``kv_hints`` object that carries `updates`, one action each."""
-    message = message_id()
+    message = message_id().decode()
     return {
         "protocol_version": PROTOCOL_VERSION,
         "message_id": message,
@@ -216,19 +224,10 @@ def parse_payload(obj: object) -> StepUpdate:
     if update.steps is not None:
         check_steps(update.steps)
     if update.likelihood is not None:
-        _check_likelihood(update.likelihood)
+        check_likelihood(update.likelihood)
     if update.fixed is not None:
         check_fixed(update.fixed)
     return update
-
-
-def check_name(name: str, field: str) -> None:
-    """Raises `WireError` when `name`, of `field`, is empty or too long."""
-    if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise WireError(
-            f"{field}: a name has 1 to {MAX_NAME_CHARS} characters, not {len(name)}",
-            field=field,
-        )
 
 
 def check_fixed(fixed: FixedMark) -> None:
@@ -309,45 +308,82 @@ def encode_envelope(updates: Sequence[StepUpdate]) -> bytes:
         actions = []
         for index, update in enumerate(updates):
             pieces = [piece.text for piece in _snapshots(update)]
-            actions.append(b"".join([_head(update, message, index), *pieces, b"}}"]))
+            actions.append(b"".join([_action(update, message, index), *pieces, b"}}"]))
     except UnicodeEncodeError:
         # Names that are no Unicode text are escaped; the server refuses those, alone.
         return json.dumps(to_envelope(updates), separators=(",", ":")).encode()
-    return b"".join([_beginning(message), b",".join(actions), b"]}"])
+    return b"".join([_BEGINNING % message, b",".join(actions), b"]}"])
 
 
 def _pack(update: StepUpdate) -> str:
     """The envelope as JSON in a zlib stream in base64url."""
     message = message_id()
     try:
-        head = stored(_beginning(message) + _head(update, message, 0))
-        packed = stream([head, *_snapshots(update), _ENDING])
+        run = _run_of(update.client, update.run)
+        call = _call_of(update.agent, update.fixed, update.final, update.partial)
+        head = _ONLY % (message, message, run, update.seq, call)
+        packed = stream(head, _ending(update))
     except UnicodeEncodeError as error:
         raise WireError(
             f"{HEADER}: a name is not Unicode text ({error})", field=HEADER
         ) from error
-    return base64.urlsafe_b64encode(packed).decode()
+    encoded = binascii.b2a_base64(packed, newline=False)
+    return encoded.translate(_URL_SAFE).decode("ascii")
 
 
 _BEGINNING = (
     f'{{"protocol_version":"{PROTOCOL_VERSION}","message_id":"%s","actions":['
 ).encode()
+"""An envelope up to its first action; put together, since all of it is known."""
 _ACTION = (
     f'{{"action_id":"%s-%d","action_type":"{ACTION_TYPE}",'
-    f'"action_version":"{ACTION_VERSION}","payload":%s'
+    f'"action_version":"{ACTION_VERSION}","payload":{{%s,"seq":%d%s'
 ).encode()
+_ONLY = _BEGINNING + _ACTION.replace(b"-%d", b"-0")
+"""Both, of a message with one action."""
 _ENDING = stored(b"}}]}", final=True)
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
-def _beginning(message: str) -> bytes:
-    """An envelope up to its first action; put together, since all of it is known."""
-    return _BEGINNING % message.encode()
-
-
-def _head(update: StepUpdate, message: str, index: int) -> bytes:
+def _action(update: StepUpdate, message: bytes, index: int) -> bytes:
     """The action of `update` up to its snapshots and the two brackets that close it."""
-    small = msgspec.structs.replace(update, steps=None, likelihood=None)
-    return _ACTION % (message.encode(), index, msgspec.json.encode(small)[:-1])
+    run = _run_of(update.client, update.run)
+    call = _call_of(update.agent, update.fixed, update.final, update.partial)
+    return _ACTION % (message, index, run, update.seq, call)
+
+
+@functools.lru_cache(maxsize=1024)
+def _run_of(client: str, run: str) -> bytes:
+    """What all messages of one run begin with."""
+    return msgspec.json.encode({"client": client, "run": run})[1:-1]
+
+
+@functools.lru_cache(maxsize=MAX_AGENTS)
+def _call_of(
+    agent: str | None, fixed: FixedMark | None, final: bool, partial: bool
+) -> bytes:
+    """What all calls of one agent say."""
+    update = StepUpdate(
+        client="", run="", seq=0, agent=agent, fixed=fixed, final=final, partial=partial
+    )
+    return msgspec.json.encode(update)[len(_NOTHING_ELSE) - 1 : -1]
+
+
+_NOTHING_ELSE = msgspec.json.encode(StepUpdate(client="", run="", seq=0))
+
+
+def _ending(update: StepUpdate) -> Piece:
+    """All that follows the head; kept with the steps, which many calls say alike."""
+    steps, likelihood = update.steps, update.likelihood
+    if not isinstance(steps, Snapshot):
+        return joined([*_snapshots(update), _ENDING])
+    known = getattr(steps, "ending", None)
+    if known is None or known[0] is not likelihood:
+        known = likelihood, joined([*_snapshots(update), _ENDING])
+        if likelihood is None or isinstance(likelihood, Snapshot):
+            steps.ending = known
+    piece: Piece = known[1]
+    return piece
 
 
 def _snapshots(update: StepUpdate) -> list[Piece]:
@@ -358,33 +394,3 @@ def _snapshots(update: StepUpdate) -> list[Piece]:
     if update.likelihood is not None:
         pieces.append(member("likelihood", update.likelihood))
     return pieces
-
-
-def _check_count(entries: Mapping[str, object], field: str) -> None:
-    if len(entries) > MAX_AGENTS:
-        raise WireError(
-            f"{field}: {len(entries)} agents, at most {MAX_AGENTS} are accepted",
-            field=field,
-            status=413,
-        )
-
-
-def check_steps(steps: Mapping[str, int]) -> None:
-    """Raises `WireError` naming the entry."""
-    _check_count(steps, "steps")
-    for name, value in steps.items():
-        if not (0 < len(name) <= MAX_NAME_CHARS and 0 <= value <= MAX_STEPS):
-            field = f"steps[{name[:MAX_NAME_CHARS]!r}]"
-            check_name(name, field)
-            check_range(value, MAX_STEPS, field)
-
-
-def _check_likelihood(likelihood: Mapping[str, float]) -> None:
-    _check_count(likelihood, "likelihood")
-    for name, value in likelihood.items():
-        field = f"likelihood[{name[:MAX_NAME_CHARS]!r}]"
-        check_name(name, field)
-        if not 0.0 <= value <= 1.0:
-            raise WireError(
-                f"{field}: must be between 0 and 1, not {value}", field=field
-            )
