@@ -246,7 +246,7 @@ def graph(
 
 @app.command()
 def sdk(
-    runs: Annotated[int, typer.Option(help="Workflows per size.")] = 7,
+    runs: Annotated[int, typer.Option(help="Workflows of 500 agents.")] = 7,
     json_path: JsonPath = None,
 ) -> None:
     """Time what the SDK adds to each LLM call, with 50 and with 500 agents.
@@ -254,14 +254,14 @@ def sdk(
     Needs no model and no GPU. The figures are call_overhead_ms_50 and
     call_overhead_ms_500: the median call of kvflow.OpenAI in an agent, less that of the
     plain client. The first run, in which nothing is known from runs before, is given
-    apart.
+    apart. gone_overhead_ms is by how much later a call fails whose server is gone.
     """
     from .report import write_json
-    from .sdk import SIZES, measure, report
+    from .sdk import SIZES, measure, measure_gone, report
 
     if runs < 1:
         raise typer.BadParameter("need runs >= 1", param_hint="--runs")
-    results = [measure(size, runs) for size in SIZES]
+    results = [measure(size, runs * times) for size, times in SIZES.items()]
     for result in results:
         typer.echo(
             f"{result.agents} agents: {result.overhead:.3f} ms per call "
@@ -270,8 +270,14 @@ def sdk(
             f"run; header {result.header_bytes:.0f} bytes; "
             f"{result.threads_of_runs} threads for further runs"
         )
+    gone = measure_gone(min(SIZES), runs)
+    typer.echo(
+        f"server gone: {gone.overhead:.3f} ms per call (median {gone.tagged.median:.3f} "
+        f"tagged, {gone.plain.median:.3f} plain, {gone.tagged.n} pairs); the client's "
+        f"end took {gone.end_ms:.1f} ms; raised: {', '.join(gone.errors)}"
+    )
     if json_path is not None:
-        write_json(report(results), json_path)
+        write_json(report(results, gone), json_path)
 
 
 @app.command()

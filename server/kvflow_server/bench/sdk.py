@@ -16,6 +16,9 @@ answers by itself: no socket's noise is in the figures. Before each call the app
 sleeps, too, so nothing is in the CPU's caches that a real call would not find there,
 and before a plain one the background thread has come to rest. The step stream goes to a
 real server in a process of its own.
+
+`measure_gone` makes the same pairs of calls when that server is gone, over real sockets:
+each call fails as it does without KVFlow, and the difference is what it fails later by.
 """
 
 from __future__ import annotations
@@ -42,9 +45,18 @@ from kvflow_sdk.wire import HEADER
 
 from .results import Spread
 
-__all__ = ["SIZES", "CallOverhead", "measure", "report", "teams"]
+__all__ = [
+    "SIZES",
+    "CallOverhead",
+    "GoneOverhead",
+    "measure",
+    "measure_gone",
+    "report",
+    "teams",
+]
 
-SIZES = (50, 500)
+SIZES = {50: 4, 500: 1}
+"""Agents, and how many times as many runs: medians of few calls say little."""
 TEAM = ("planner", "worker1", "worker2", "worker3", "worker4", "writer", "reviewer")
 CALL_S = 0.004
 """Stands for the LLM call. Real ones are longer, and leave the stream more time."""
@@ -88,6 +100,21 @@ class CallOverhead:
 
 
 @dataclass(frozen=True, slots=True)
+class GoneOverhead:
+    """Milliseconds until a call to a server that is gone has failed, without retries."""
+
+    tagged: Spread
+    plain: Spread
+    overhead: float
+    """Median of the tagged ones less that of the plain ones."""
+    pairs: Spread
+    errors: tuple[str, ...]
+    """What the calls raised, of either client: the same, if all is well."""
+    end_ms: float
+    """What the end of the client took, with snapshots that nobody takes."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Pair:
     """One agent's call: seconds of either client, and bytes of the header."""
 
@@ -124,6 +151,34 @@ def measure(agents: int, runs: int) -> CallOverhead:
     )
 
 
+def measure_gone(agents: int, runs: int) -> GoneOverhead:
+    """Time `runs` workflows of `agents` agents after their server has gone.
+
+    It is known to the SDK, and has taken a first workflow. Raises as `measure`.
+    """
+    if agents < 2 or runs < 1:
+        raise ValueError("need at least 2 agents and 1 run")
+    graph = teams(agents)
+    client = Client(config=Config())
+    with _server() as url, _Caller(url, client) as caller:
+        _run(graph, caller, 0)
+        client.flush(10.0)
+    with _Caller(url, client, fails=True) as caller:
+        pairs = [pair for run in range(runs) for pair in _run(graph, caller, run)]
+    began = time.perf_counter()
+    client.close()
+    ended = time.perf_counter()
+    tagged, plain = _spreads(pairs)
+    return GoneOverhead(
+        tagged=tagged,
+        plain=plain,
+        overhead=tagged.median - plain.median,
+        pairs=Spread.of([(pair.tagged - pair.plain) * 1e3 for pair in pairs]),
+        errors=tuple(sorted(caller.errors)),
+        end_ms=(ended - began) * 1e3,
+    )
+
+
 def teams(agents: int) -> AgentStepGraph:
     """The graph; its last team may be incomplete. Nodes are in the order they run."""
     builder = GraphBuilder()
@@ -147,28 +202,37 @@ def teams(agents: int) -> AgentStepGraph:
     return builder.build()
 
 
-def report(results: list[CallOverhead]) -> dict[str, Any]:
+def report(results: list[CallOverhead], gone: GoneOverhead) -> dict[str, Any]:
     """The figures by name, and all of them in full."""
     figures: dict[str, Any] = {}
     for result in results:
         figures[f"call_overhead_ms_{result.agents}"] = result.overhead
         figures[f"first_run_overhead_ms_{result.agents}"] = result.first_run
-    return {**figures, "results": [asdict(result) for result in results]}
+    figures["gone_overhead_ms"] = gone.overhead
+    full = [asdict(result) for result in results]
+    return {**figures, "results": full, "gone": asdict(gone)}
 
 
 class _Caller:
     """Makes the same call with either client, and times it."""
 
-    def __init__(self, url: str, client: Client) -> None:
+    def __init__(self, url: str, client: Client, *, fails: bool = False) -> None:
+        """`fails`: there is nobody at `url`, and calls really go there."""
         import openai
 
         from kvflow_sdk.openai import OpenAI
 
         self.client = client
+        self.errors: set[str] = set()
+        self._fails = fails
         self._transport = _transport()
         self._pauses = random.Random(7)
         settings: dict[str, Any] = {"base_url": url, "api_key": "none"}
-        self._http = openai.DefaultHttpxClient(transport=self._transport)
+        if fails:
+            settings["max_retries"] = 0
+            self._http = openai.DefaultHttpxClient(trust_env=False)
+        else:
+            self._http = openai.DefaultHttpxClient(transport=self._transport)
         self._plain = openai.OpenAI(http_client=self._http, **settings)
         self._tagged = OpenAI(http_client=self._http, **settings)
 
@@ -190,7 +254,7 @@ class _Caller:
 
         def plain() -> float:
             self.client.flush(1.0)
-            return self._timed(lambda: self._plain.chat.completions.create(**request))
+            return self._timed(lambda: self._call(self._plain, request))
 
         def tagged() -> float:
             return self._timed(lambda: self._in_agent(agent, request))
@@ -202,13 +266,24 @@ class _Caller:
 
     def _in_agent(self, agent: str, request: dict[str, Any]) -> None:
         with step(agent):
-            self._tagged.chat.completions.create(**request)
+            self._call(self._tagged, request)
+
+    def _call(self, client: Any, request: dict[str, Any]) -> None:
+        import openai
+
+        if not self._fails:
+            client.chat.completions.create(**request)
+            return
+        try:
+            client.chat.completions.create(**request)
+        except openai.OpenAIError as error:
+            self.errors.add(f"{type(error).__name__}: {error}")
 
     def _timed(self, call: Callable[[], Any]) -> float:
         time.sleep(self._pauses.uniform(0.0, PAUSE_S))
         began = time.perf_counter()
         call()
-        return time.perf_counter() - began - CALL_S
+        return time.perf_counter() - began - (0.0 if self._fails else CALL_S)
 
 
 def _transport() -> Any:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvflow_sdk.distance import Frontier, steps_to_execution
-from kvflow_server.bench.sdk import measure, report, teams
+from kvflow_server.bench.sdk import measure, measure_gone, report, teams
 
 
 def test_the_teams_follow_each_other() -> None:
@@ -26,9 +26,17 @@ def test_every_call_is_timed_and_tagged_and_no_run_has_a_thread() -> None:
     assert result.sent > 0
 
 
+def test_calls_to_a_server_that_is_gone_fail_alike() -> None:
+    gone = measure_gone(9, runs=2)
+    assert gone.tagged.n == gone.plain.n == gone.pairs.n == 18
+    assert gone.overhead == gone.tagged.median - gone.plain.median
+    assert gone.errors == ("APIConnectionError: Connection error.",)
+
+
 def test_the_report_names_a_figure_per_size() -> None:
-    result = measure(9, runs=1)
-    found = report([result])
+    result, gone = measure(9, runs=1), measure_gone(9, runs=1)
+    found = report([result], gone)
+    assert found["gone_overhead_ms"] == gone.overhead
     assert found["call_overhead_ms_9"] == result.overhead
     assert found["results"][0]["agents"] == 9
 
@@ -36,3 +44,5 @@ def test_the_report_names_a_figure_per_size() -> None:
 def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(ValueError, match="at least"):
         measure(1, runs=1)
+    with pytest.raises(ValueError, match="at least"):
+        measure_gone(9, runs=0)
