@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import logging
 import os
 import threading
@@ -27,7 +26,7 @@ from . import wire
 from .config import Config
 from .counters import Counters
 from .prewarm import PREWARM_PATH, PrewarmRequest
-from .target import Target
+from .target import Target, json_of, taken
 from .wire import StepUpdate
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ LIVELY_S = 1.0
 """So long after the last snapshot the thread looks by itself, every `POLL_S`, and whoever
 starts or ends an agent does not have to wake it: that costs as much as all else does."""
 _REFUSED = frozenset({400, 413, 422})
-_OVER_BOUNDS = 429
 _NOT_KVFLOW = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
 
@@ -150,10 +148,20 @@ class Stream:
             self._changed.notify_all()
 
     def close(self, timeout: float) -> None:
-        """Stop, and wait for the thread for at most `timeout` seconds."""
+        """Stop, and wait for the thread for at most `timeout` seconds.
+
+        Not for servers that did not take what they were sent last: a program whose
+        server is gone ends when it would have ended without KVFlow.
+        """
         self.stop()
-        if self._thread is not None:
+        if self._thread is not None and self.answered:
             self._thread.join(timeout)
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is a server that took what it was sent last."""
+        with self._lock:
+            return any(not target.failures for target in self._targets.values())
 
     def _idle(self) -> bool:
         now = time.monotonic()
@@ -259,12 +267,12 @@ class Stream:
             for update in batch:
                 self._post(target, [update], http)
             return
-        taken = len(batch) if 200 <= status < 300 else _taken(status, text, len(batch))
-        if taken is not None:
+        count = len(batch) if 200 <= status < 300 else taken(status, text, len(batch))
+        if count is not None:
             target.recover()
-            self.counters.add("steps.sent", taken)
-            if taken < len(batch):
-                self.counters.add("steps.over_cap", len(batch) - taken)
+            self.counters.add("steps.sent", count)
+            if count < len(batch):
+                self.counters.add("steps.over_cap", len(batch) - count)
         elif status in _REFUSED:
             self.counters.add("steps.refused", len(batch))
         else:
@@ -332,28 +340,12 @@ class Stream:
         try:
             status, text = http.request("GET", root + wire.CAPABILITIES_PATH)
             if status == 200:
-                is_kvflow = wire.speaks_kvflow(_json(text))
+                is_kvflow = wire.speaks_kvflow(json_of(text))
             elif status in _NOT_KVFLOW | _NOT_ALLOWED:
                 is_kvflow = False
         except FAILURES as error:
             log.debug("kvflow: no answer from %s (%s)", root, error)
         tell(is_kvflow)
-
-
-def _taken(status: int, text: bytes, sent: int) -> int | None:
-    """How many of `sent` snapshots a server took that had no room for the others.
-
-    It took the rest, and newer ones come, so nobody has to wait. None for any other
-    answer, and where the client as a whole is too fast (``body``).
-    """
-    answer = _json(text) if status == _OVER_BOUNDS else None
-    error = answer.get("error") if isinstance(answer, dict) else None
-    if not isinstance(error, dict) or error.get("type") != "kvflow_limit":
-        return None
-    taken = error.get("accepted")
-    if error.get("field") == "body" or not isinstance(taken, int):
-        return None
-    return min(max(taken, 0), sent)
 
 
 def _without_http(chore: Callable[[], None]) -> _Job:
@@ -364,19 +356,12 @@ def _let_go_on(http: Channels) -> None:
     time.sleep(COALESCE_S)
 
 
-def _json(text: bytes) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 def _flush_all() -> None:
     """Before the process ends: all streams together wait no longer than the bound."""
-    streams = list(_STREAMS)
+    streams = [stream for stream in _STREAMS if stream.answered]
     deadline = time.monotonic() + max((s._config.flush for s in streams), default=0.0)
     for stream in streams:
         stream.flush(max(0.0, deadline - time.monotonic()))

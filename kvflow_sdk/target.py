@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import deque
 
 from .prewarm import PrewarmRequest
 from .wire import MAX_AGENTS, StepUpdate
 
-__all__ = ["Target"]
+__all__ = ["Target", "json_of", "taken"]
 
 MAX_BATCH = 64
 """Runs in one message: fewer than the server accepts, so that one is soon sent."""
 FIRST_BACKOFF = 0.1
+_OVER_BOUNDS = 429
 MAX_PROMPTS = 1024
 """Prompts to be computed ahead that wait for one server."""
 
@@ -75,3 +77,27 @@ class Target:
         self.failures += 1
         # Spread, so that many clients do not come back at the same moment.
         self.not_before = now + min(pause, bound) * random.uniform(0.75, 1.0)
+
+
+def taken(status: int, text: bytes, sent: int) -> int | None:
+    """How many of `sent` snapshots a server took that had no room for the others.
+
+    It took the rest, and newer ones come, so nobody has to wait. None for any other
+    answer, and where the client as a whole is too fast (``body``).
+    """
+    answer = json_of(text) if status == _OVER_BOUNDS else None
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(error, dict) or error.get("type") != "kvflow_limit":
+        return None
+    taken = error.get("accepted")
+    if error.get("field") == "body" or not isinstance(taken, int):
+        return None
+    return min(max(taken, 0), sent)
+
+
+def json_of(text: bytes) -> object:
+    """`text` decoded; None if it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -12,7 +12,7 @@ from kvflow_sdk import target as target_module
 from kvflow_sdk import wire
 from kvflow_sdk.config import Config
 from kvflow_sdk.counters import Counters
-from kvflow_sdk.stream import Stream
+from kvflow_sdk.stream import Stream, _flush_all
 from kvflow_sdk.target import MAX_BATCH, Target
 
 if TYPE_CHECKING:
@@ -287,3 +287,27 @@ def test_server_without_the_route_is_left_alone_at_once() -> None:
     target = Target("http://h", None)
     target.fail(0.0, 30.0, at_once=True)
     assert target.not_before >= 30.0 * 0.75
+
+
+def test_the_end_of_a_process_waits_for_no_server_that_takes_nothing(
+    server: Loopback, start: Start
+) -> None:
+    stream = start(server.root, timeout=0.05, flush=3600.0)
+    server.hold = threading.Event()
+    stream.put(snapshot(planner=0))
+    while not stream.counters["steps.failed"]:
+        server.wait(wire.STEPS_PATH, len(server.at(wire.STEPS_PATH)) + 1)
+    stream.put(snapshot(seq=2, planner=0))
+    _flush_all()
+    stream.close(3600.0)
+    assert stream.counters["steps.sent"] == 0
+    server.hold.set()
+
+
+def test_the_end_of_a_process_waits_for_a_server_that_takes_steps(
+    server: Loopback, start: Start
+) -> None:
+    stream = start(server.root, flush=3600.0)
+    stream.put(snapshot(planner=0))
+    _flush_all()
+    assert stream.counters["steps.sent"] == 1
