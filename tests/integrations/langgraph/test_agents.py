@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -93,12 +94,13 @@ def test_an_agent_with_middleware_is_one_agent_through_its_loop() -> None:
 
 
 def test_a_call_that_middleware_makes_is_one_of_the_agents() -> None:
+    now: dict[str, Any] = {"trigger": ("messages", 4), "keep": ("messages", 2)}
+    before: dict[str, Any] = {"max_tokens_before_summary": 1, "messages_to_keep": 2}
+    named = inspect.signature(SummarizationMiddleware).parameters
+
     def summarizing(llm: Any) -> list[Any]:
-        return [
-            SummarizationMiddleware(
-                model=llm, trigger=("messages", 4), keep=("messages", 2)
-            )
-        ]
+        settings = now if now.keys() <= named.keys() else before
+        return [SummarizationMiddleware(model=llm, **settings)]
 
     with Talk("a summary") as server:
         said = run(server, summarizing, history=6)
