@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvflow_server.sim.costs import Costs
+from kvflow_server.emulated.costs import Costs
 
 __all__ = ["COSTS"]
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvflow_server.bench.paper.calibrate import START_DIMS, Calibrated
 from kvflow_server.bench.paper.fig5 import QUICK, MixResult, TestbedResult
 from kvflow_server.bench.paper.report import build_report
-from kvflow_server.bench.paper.scale import AGENTS, Servers, Speed, scaled
+from kvflow_server.bench.paper.scale import (
+    AGENTS,
+    DIMS,
+    Servers,
+    device_costs,
+    scaled,
+)
 from kvflow_server.bench.paper.testbeds import TESTBEDS, Mix
 from kvflow_server.bench.results import Call, Workflow
-from kvflow_server.sim.costs import Costs
 from kvflow_server.sim.experiment import compare
 from kvflow_server.sim.scenario import Scenario
 from kvflow_server.sim.server import ServerSize
@@ -24,23 +28,15 @@ Noise = Callable[[str, Mix], float]
 
 
 def simulated_report(noise: Noise = lambda system, mix: 1.0) -> dict[str, Any]:
-    """One testbed, on a machine with costs that nobody tells the reader."""
+    """One testbed, on a machine whose calls take a time that nobody tells the reader."""
     testbed = TESTBEDS["a10g"]
-    dims = START_DIMS["a10g"]
-    servers = Servers(1152, 5000, 0.02, dims, 0.04)
-    speed = Speed({4096: 0.04, 8192: 0.08}, 0.04, 0.04)
-    found = TestbedResult(testbed, Calibrated(servers, speed, 1.0, "", ""))
-    costs = Costs(
-        name="hidden",
-        layers=dims.layers,
-        kv_bytes=dims.kv_bytes_per_token,
-        bus_bytes_per_s=servers.pcie_gbps * 1e9,
-        call_s=0.011,
-        prefill_token_s=0.0004,
-        decode_s=0.05,
-    )
+    scale = QUICK.scale
+    servers = Servers(2304, 9000, DIMS, device_costs(testbed, Mix(1, 1, 1), scale))
+    found = TestbedResult(testbed, servers)
     for mix in testbed.fig5:
-        small = scaled(mix, QUICK.factor)
+        small = scaled(mix, scale.factor)
+        told = device_costs(testbed, mix, scale)
+        costs = told.changed(call_s=0.011)
         scenario = Scenario(
             agents=AGENTS,
             fixed=small.fixed,
@@ -55,7 +51,7 @@ def simulated_report(noise: Noise = lambda system, mix: 1.0) -> dict[str, Any]:
             name: [workflow_of(result.workflow_s * noise(name, mix))] * 2
             for name, result in results.items()
         }
-        found.mixes[mix] = MixResult(runs, {})
+        found.mixes[mix] = MixResult(runs, {}, told)
     return build_report([found], QUICK)
 
 

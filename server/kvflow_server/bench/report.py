@@ -27,6 +27,7 @@ from .settings import Settings
 
 __all__ = [
     "EMULATED",
+    "EMULATED_DEVICE",
     "build_report",
     "make_console",
     "show",
@@ -37,6 +38,11 @@ __all__ = [
 EMULATED = (
     "EMULATED accelerator: real scheduler, radix tree, model arithmetic and copies; "
     "the bus is a rate limit."
+)
+
+EMULATED_DEVICE = (
+    "EMULATED accelerator: real scheduler, radix tree, copies and answers (of a tiny "
+    "model); how long a pass and a copy take is what the data sheets of the testbed say."
 )
 
 _SPEEDUPS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -163,6 +164,9 @@ def server_args(system: System, sizes: Sizes, model: str) -> list[str]:
     return args
 
 
-def start(system: System, sizes: Sizes, model: str) -> ServerProcess:
-    """A server for `system`, not started yet."""
-    return ServerProcess(server_args(system, sizes, model), env=dict(system.env))
+def start(
+    system: System, sizes: Sizes, model: str, env: Mapping[str, str] | None = None
+) -> ServerProcess:
+    """A server for `system`, not started yet; `env` besides the system's own."""
+    own = dict(system.env) | dict(env or {})
+    return ServerProcess(server_args(system, sizes, model), env=own)

@@ -12,6 +12,7 @@ import os
 __all__ = [
     "BANDWIDTH_ENV",
     "DEFAULT_GBPS",
+    "DEVICE_ENV",
     "PLATFORM_NAME",
     "STALL_ENV",
     "activate",
@@ -20,6 +21,9 @@ __all__ = [
 
 PLATFORM_NAME = "kvflow_emulated"
 BANDWIDTH_ENV = "KVFLOW_EMULATED_PCIE_GBPS"
+DEVICE_ENV = "KVFLOW_EMULATED_DEVICE"
+"""Path of a JSON file with the costs of a device (`costs.Costs`): no pass takes less
+than they say. Unset: passes take what the processor takes."""
 STALL_ENV = "KVFLOW_EMULATED_STALL"
 """Path of a file for tests: while it exists the bus stands still, as a broken one would.
 A file that names ``h2d`` or ``d2h`` stalls that direction only."""

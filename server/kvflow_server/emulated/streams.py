@@ -208,6 +208,7 @@ class _ComputeStream(Stream):
 
     def _await(self, marker: _Marker) -> None:
         marker.wait()
+        self._unblocked_at = max(self._unblocked_at, marker.time)
 
 
 COMPUTE = _ComputeStream()

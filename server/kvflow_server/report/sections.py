@@ -104,10 +104,10 @@ def fig5_section(results: Results) -> Section:
     section = Section(
         "Figure 5, rerun on the emulated accelerator",
         [
-            "The paper's twelve mixes with all token counts divided by one factor. Bus "
-            "and model are calibrated by measuring, so that prefill, load and decoding of "
-            "an agent stand in the testbed's proportion. Belady is a bound for whoever "
-            "knows the future, not a system.",
+            "The paper's twelve mixes with all token counts divided by one factor. Real "
+            "servers answer real requests with a tiny model; how long each pass and each "
+            "copy takes is emulated, after the testbed's data sheets. Belady is a bound "
+            "for whoever knows the future, not a system.",
             "Today's HiCache overlaps a load with the layers that compute, and is a "
             "stronger baseline than the paper's.",
         ],

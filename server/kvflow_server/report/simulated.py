@@ -98,9 +98,9 @@ def agreement_section(results: Results) -> Section:
     section = Section(
         "How well the simulator predicts",
         [
-            "The machine's costs are fitted to the systems `ideal` and `recompute` of a "
-            "run of Figure 5; HiCache and KVFlow are then predicted. The goal is 10% in "
-            "every mix.",
+            "The costs of the emulated device are known; what a call takes beside it is "
+            "fitted to the system `ideal` of a run of Figure 5. Recomputation, HiCache "
+            "and KVFlow are then predicted. The goal is 10% in every mix.",
         ],
         ["kvflow simulate check results/paper-fig5….json"],
     )

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.engine.config import EngineConfig
 from kvflow_server.engine.trace import RecordedCall, RecordedSteps
 from kvflow_server.policy.priority import Owner
 
 from .cache import Cache, Tag
-from .costs import Costs
 from .trace import Prompts, open_trace, update_of
 from .tree import without_last
 

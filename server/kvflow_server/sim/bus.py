@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from .costs import Costs
+from kvflow_server.emulated.costs import Costs
 
 __all__ = ["Bus", "Copy"]
 

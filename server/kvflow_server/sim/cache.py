@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from kvflow_sdk.wire import StepUpdate
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.engine.clock import RankClock
 from kvflow_server.engine.config import EngineConfig, Mode
 from kvflow_server.engine.counters import Counters
@@ -27,7 +28,6 @@ from kvflow_server.policy.priority import EvictionKey, Owner
 from kvflow_server.policy.steps import StepTable
 
 from .bus import Bus, Copy
-from .costs import Costs
 from .tree import Node, Spans, Tree, tokens_in
 
 if TYPE_CHECKING:

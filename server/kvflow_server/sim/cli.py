@@ -268,7 +268,8 @@ def _said() -> Iterator[None]:
 
 
 def _machine(profile: str, costs_file: Path | None) -> Profile:
-    from .costs import load_costs
+    from kvflow_server.emulated.costs import load_costs
+
     from .profiles import PROFILES, Profile
 
     if costs_file is not None:

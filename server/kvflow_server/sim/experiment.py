@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvflow_server.bench.paper.belady import belady_s
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.engine.config import EngineConfig, Mode
 from kvflow_server.policy.prefetch import PrefetchLimits
 
-from .costs import Costs
 from .scenario import Scenario
 from .server import Server, ServerSize
 from .workload import Workflow

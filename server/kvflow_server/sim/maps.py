@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from .costs import Costs
+from kvflow_server.emulated.costs import Costs
+
 from .experiment import compare
 from .scenario import Scenario
 from .server import ServerSize

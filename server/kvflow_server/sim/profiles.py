@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from kvflow_server.bench.paper.testbeds import TESTBEDS, Testbed
+from kvflow_server.bench.paper.testbeds import TESTBEDS
+from kvflow_server.emulated.costs import Costs
 
-from .costs import Costs
-
-__all__ = ["PROFILES", "Profile", "costs_of"]
+__all__ = ["PROFILES", "Profile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +20,6 @@ class Profile:
     about: str
 
 
-def costs_of(testbed: Testbed) -> Costs:
-    """The paper's hardware by its data sheet: arithmetic bounds prefill, the weights
-    and the KV cache that are read bound decode."""
-    device, model = testbed.device, testbed.model
-    flops = device.peak_flops * device.compute_share
-    memory = device.memory_bytes_s * device.memory_share
-    return Costs(
-        name=testbed.name,
-        layers=model.layers,
-        kv_bytes=model.kv_bytes,
-        bus_bytes_per_s=device.bus_bytes_s,
-        bus_latency_s=0.0001,
-        prefill_least_s=testbed.step_s,
-        prefill_token_s=2 * model.body_parameters / flops,
-        prefill_attention_s=4 * model.layers * model.hidden / flops,
-        decode_s=testbed.step_s,
-        decode_token_s=model.kv_bytes / memory,
-        source=f"data sheets; {device.compute_share:.0%} of the peak arithmetic and "
-        f"{device.memory_share:.0%} of the memory bandwidth are estimates",
-    )
-
-
 def _h100_llama3_8b() -> Profile:
     """Of the paper's Figure 2: prefill and PCIe times of Llama-3.1-8B by prompt length
     (13.0 ms for 128 tokens, 64.3 for 4 096; 0.46 and 9.39 ms on the bus)."""
@@ -50,7 +27,7 @@ def _h100_llama3_8b() -> Profile:
     both = dataclasses.replace(
         h100, name="h100-llama3-8b", model=llama, pool_tokens=450_000, fig5={}
     )
-    costs = costs_of(both).changed(
+    costs = both.costs.changed(
         bus_bytes_per_s=57e9,
         bus_latency_s=0.00017,
         prefill_least_s=0.013,
@@ -79,12 +56,12 @@ _EMULATED = Costs(
 
 PROFILES = {
     "a10g": Profile(
-        costs_of(TESTBEDS["a10g"]),
+        TESTBEDS["a10g"].costs,
         TESTBEDS["a10g"].pool_tokens,
         "A10G 24 GB, Llama-3.1-8B, PCIe 2 GB/s (Figure 5a)",
     ),
     "h100": Profile(
-        costs_of(TESTBEDS["h100"]),
+        TESTBEDS["h100"].costs,
         TESTBEDS["h100"].pool_tokens,
         "H100 80 GB, Qwen2.5-32B, PCIe 64 GB/s (Figures 5b, 6 and 8)",
     ),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.engine.config import EngineConfig
 from kvflow_server.engine.verdict import verdict_on
 from kvflow_server.policy.admission import Verdict
@@ -23,7 +24,6 @@ from kvflow_server.policy.priority import Owner
 
 from .batch import Batch, Candidate
 from .cache import Cache, Tag
-from .costs import Costs
 from .requests import Answer, Call, Request
 
 __all__ = ["Server", "ServerSize"]

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from kvflow_server.bench.progress import progress_bar
 from kvflow_server.bench.report import make_console, versions, write_json
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.engine.trace import TraceError
 
 from .check import agreements
-from .costs import Costs
 from .experiment import Comparison
 from .figures import FIGURES, Case, run_case
 from .maps import Grid, cells, grid_report

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.policy.prefetch import PrefetchLimits
 
-from .costs import Costs
 from .experiment import Comparison, compare
 from .scenario import Scenario
 from .server import ServerSize

@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from kvflow_sdk.wire import FixedMark, StepUpdate
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.engine.trace import (
     Record,
     RecordedCall,
@@ -27,7 +28,6 @@ from kvflow_server.engine.trace import (
     opened,
 )
 
-from .costs import Costs
 from .experiment import SYSTEMS
 from .mooncake import MooncakeTrace
 from .requests import Answer, Call

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from kvflow_sdk import wire
 from kvflow_sdk.wire import FixedMark
 from kvflow_server.cli import app
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.engine.recording import BLOCK
 from kvflow_server.engine.trace import (
     Record,
@@ -20,7 +21,6 @@ from kvflow_server.engine.trace import (
     TraceError,
     TraceWriter,
 )
-from kvflow_server.sim.costs import Costs
 from kvflow_server.sim.server import ServerSize
 from kvflow_server.sim.trace import simulate_trace
 

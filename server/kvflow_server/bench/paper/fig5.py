@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,11 +18,21 @@ from kvflow_server.bench.runner import Runner
 from kvflow_server.bench.single import start_all, terminable
 from kvflow_server.bench.systems import SYSTEMS, System, start
 from kvflow_server.bench.workload import Workload
-from kvflow_server.emulated.tiny import SPECIAL_TOKENS
+from kvflow_server.emulated.costs import Costs
+from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
 
-from .calibrate import Calibrated, calibrate
 from .courses import Course, CourseWorkload
-from .scale import Effort, Servers, settings_of
+from .device import ROUNDS, Device, tuned
+from .scale import (
+    DIMS,
+    Effort,
+    Scale,
+    Servers,
+    device_costs,
+    everything_tokens,
+    scaled,
+    settings_of,
+)
 from .testbeds import TESTBEDS, Mix, Testbed
 
 __all__ = ["FULL", "QUICK", "SYSTEMS_OF_FIG5", "MixResult", "TestbedResult", "measure"]
@@ -30,8 +42,9 @@ STEADY = 1.2
 """Where so few runs of a system differ by more, the machine changed its speed meanwhile:
 they are followed by another of each, at most `EXTRA_RUNS`."""
 EXTRA_RUNS = 2
-QUICK = Effort(factor=32, runs=(9, 3, 2))
-FULL = Effort(factor=16, runs=(15, 9, 5))
+TUNING_CALLS = 4
+QUICK = Effort(Scale(factor=16, seconds=1 / 24), runs=(8, 3, 2))
+FULL = Effort(Scale(factor=16, seconds=1 / 12), runs=(15, 9, 5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,8 @@ class MixResult:
     workflows: Mapping[str, list[Workflow]]
     counters: Mapping[str, Mapping[str, float]]
     """KVFlow's own, per workflow."""
+    costs: Costs
+    """Of the emulated device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +63,7 @@ class TestbedResult:
     __test__ = False
 
     testbed: Testbed
-    calibrated: Calibrated
+    servers: Servers
     mixes: dict[Mix, MixResult] = field(default_factory=dict)
 
 
@@ -90,6 +105,7 @@ class _Running:
     """The servers of a testbed."""
 
     urls: Mapping[str, str]
+    device: Device
     result: TestbedResult
     course: Course | None
 
@@ -102,19 +118,19 @@ def _start(
     systems: Sequence[str],
     course: Course | None,
 ) -> _Running:
-    task = progress.add_task(testbed.name, total=1)
-    found = calibrate(
-        stack, testbed, effort, lambda text: progress.update(task, description=text)
+    costs = device_costs(testbed, next(iter(testbed.fig5)), effort.scale)
+    servers = Servers(
+        pool_tokens=testbed.pool_tokens // effort.scale.factor,
+        everything_tokens=everything_tokens(testbed.fig5, effort),
+        dims=DIMS,
+        costs=costs,
     )
-    progress.update(task, completed=1, description=f"{testbed.name}: calibrated")
-    others = {
-        name: start(SYSTEMS[name], found.servers, found.model)
-        for name in systems
-        if name != "ideal"
-    }
-    start_all(stack, progress, others)
-    urls = {"ideal": found.url} | {name: own.url for name, own in others.items()}
-    return _Running(urls, TestbedResult(testbed, found), course)
+    device = Device(stack, costs)
+    model = str(tiny_model(DIMS))
+    started = {n: start(SYSTEMS[n], servers, model, device.env) for n in systems}
+    start_all(stack, progress, started)
+    urls = {name: server.url for name, server in started.items()}
+    return _Running(urls, device, TestbedResult(testbed, servers), course)
 
 
 def _prompt_size(
@@ -127,7 +143,7 @@ def _prompt_size(
     """Run all mixes with the same fixed prompts, the shortest first: one warm-up. Yields
     each when it is done."""
     result = running.result
-    servers = result.calibrated.servers
+    servers = result.servers
     course = running.course
     loads = {mix: _workload(mix, effort, servers, course) for mix in mixes}
     runners = {
@@ -142,12 +158,28 @@ def _prompt_size(
         # What a mix finds in the caches is what the one before left, but for suffixes.
         settling = effort.settling if mix == mixes[0] else int(mix.output <= 256)
         label = f"{result.testbed.name} {mix}"
-        first, end = run + settling, run + settling + effort.runs_of(mix)
+        costs = _tuned(running, mix, effort.scale, runners["ideal"], run)
         turns = _Turns(progress, label, runners)
-        turns.take(range(run, first))
-        result.mixes[mix] = turns.counted(range(first, end))
+        first = run + ROUNDS + settling
+        turns.take(range(run + ROUNDS, first))
+        end = first + effort.runs_of(mix)
+        result.mixes[mix] = turns.counted(range(first, end), costs)
         run = end + EXTRA_RUNS
         yield mix
+
+
+def _tuned(running: _Running, mix: Mix, scale: Scale, ideal: Runner, run: int) -> Costs:
+    """The emulated device for this mix; takes the workflows `run` to `run + ROUNDS`."""
+    costs = device_costs(running.result.testbed, mix, scale)
+    small = scaled(mix, scale.factor)
+    aim = costs.hit_seconds(small.fixed, small.dynamic, small.output)
+    index = itertools.count(run)
+
+    def call_s() -> float:
+        calls = ideal.run(next(index), range(TUNING_CALLS)).calls
+        return statistics.median(call.seconds for call in calls)
+
+    return tuned(running.device, costs, small.output - 1, aim, call_s)
 
 
 def _client(
@@ -196,7 +228,7 @@ class _Turns:
     label: str
     runners: Mapping[str, Runner]
 
-    def counted(self, indices: range) -> MixResult:
+    def counted(self, indices: range, costs: Costs) -> MixResult:
         before = {name: runner.counters() for name, runner in self.runners.items()}
         workflows = self.take(indices)
         for extra in range(indices.stop, indices.stop + EXTRA_RUNS):
@@ -213,7 +245,7 @@ class _Turns:
             for name, runner in self.runners.items()
             if runner.hints
         }
-        return MixResult(workflows, counters)
+        return MixResult(workflows, counters, costs)
 
     def take(self, indices: range) -> dict[str, list[Workflow]]:
         results: dict[str, list[Workflow]] = {name: [] for name in self.runners}

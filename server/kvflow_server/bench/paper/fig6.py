@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +21,11 @@ from kvflow_server.bench.settings import Settings
 from kvflow_server.bench.single import start_all, terminable
 from kvflow_server.bench.systems import SYSTEMS, start
 from kvflow_server.bench.workload import Workload
-from kvflow_server.emulated.tiny import SPECIAL_TOKENS, TinyDims, tiny_model
+from kvflow_server.emulated.costs import Costs
+from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
 
-from .scale import AGENTS, Servers, scaled
+from .device import ROUNDS, Device, tuned
+from .scale import AGENTS, DIMS, Scale, Servers, device_costs, scaled
 from .testbeds import CROWDED, Crowd, Crowded, Paper
 
 __all__ = [
@@ -35,27 +40,22 @@ __all__ = [
 ]
 
 SYSTEMS_OF_FIG6 = ("ideal", "recompute", "hicache", "kvflow")
-DIMS = {
-    "h100": TinyDims(kv_heads=1, vocab=65_536, layers=2),
-    "h100-8b": TinyDims(kv_heads=1, vocab=49_152, layers=7),
-}
-"""With these prefill and decoding stand in about the testbed's proportion."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrowdEffort:
-    """How small, and how often."""
+    """How small, and how often. Concurrency and pool are thinned by the testbed's own
+    number, whatever the scale says."""
 
-    factor: int
-    """Every token count of the paper is divided by it."""
+    scale: Scale
     blocks: int
     """Measured blocks of each system, which take turns."""
     rounds: int
     """Workflows that each client runs in a block, one after the other."""
 
 
-QUICK = CrowdEffort(factor=16, blocks=4, rounds=1)
-FULL = CrowdEffort(factor=16, blocks=7, rounds=2)
+QUICK = CrowdEffort(Scale(factor=16, seconds=1 / 8), blocks=4, rounds=1)
+FULL = CrowdEffort(Scale(factor=16, seconds=1 / 8), blocks=7, rounds=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class CrowdResult:
     concurrency: int
     """On the emulated accelerator."""
     servers: Servers
+    costs: Costs
+    """Of the emulated device."""
     prefill_s: float
     """Of all clients' fixed prompts of one agent, measured."""
     step_s: float
@@ -121,11 +123,11 @@ class CrowdRun:
         self.crowded = crowded
         self.crowd = crowd
         self.effort = effort
-        self.small = scaled(crowd.mix, effort.factor)
+        self.scale = dataclasses.replace(effort.scale, thinned=crowded.thinned)
+        self.small = scaled(crowd.mix, self.scale.factor)
         self.concurrency = crowd.concurrency // crowded.thinned
-        self.dims = DIMS[crowded.testbed.name]
-        self.pool = crowded.testbed.pool_tokens // effort.factor // crowded.thinned
-        self.model = str(tiny_model(self.dims))
+        self.pool = crowded.testbed.pool_tokens // self.scale.factor // crowded.thinned
+        self.costs = device_costs(crowded.testbed, crowd.mix, self.scale)
         self.agents = self.calls = AGENTS
         self.paper = paper
 
@@ -133,31 +135,31 @@ class CrowdRun:
         self, stack: ExitStack, progress: Progress, systems: Sequence[str]
     ) -> CrowdResult:
         label = f"{self.crowded.testbed.name} {self.crowd}"
-        ideal = {"ideal": start(SYSTEMS["ideal"], self._servers(1.0), self.model)}
-        start_all(stack, progress, ideal)
-        url = ideal["ideal"].url
-        prefill, step = self._speed(url)
-        scale = prefill / self._prefill_of_testbed()
-        servers = self._servers(self._gbps(scale), scale)
-        rest = {
-            name: start(SYSTEMS[name], servers, self.model)
-            for name in systems
-            if name != "ideal"
-        }
-        start_all(stack, progress, rest)
+        device, servers = Device(stack, self.costs), self._servers()
+        model = str(tiny_model(DIMS))
+        started = {n: start(SYSTEMS[n], servers, model, device.env) for n in systems}
+        start_all(stack, progress, started)
+        speed = _Speed(self, started["ideal"].url)
+        costs = self._tuned(device, speed)
         result = CrowdResult(
             self.crowded,
             self.crowd,
             self.paper,
             self.concurrency,
             servers,
-            prefill,
-            step,
+            costs,
+            *speed.measured(),
         )
-        urls = {"ideal": url} | {name: server.url for name, server in rest.items()}
-        clients = {name: self._clients(stack, name, urls[name]) for name in systems}
+        clients = {n: self._clients(stack, n, started[n].url) for n in systems}
         self._measure(progress, label, clients, result)
         return result
+
+    def _tuned(self, device: Device, speed: _Speed) -> Costs:
+        crowd = self.crowd
+        context = crowd.mix.fixed + crowd.mix.dynamic + crowd.mix.output / 2
+        tokens = self.concurrency * context / self.scale.factor
+        aim = self.costs.decode_seconds(self.concurrency, tokens)
+        return tuned(device, self.costs, 1, aim, lambda: speed.measured()[1])
 
     def _measure(
         self,
@@ -215,11 +217,11 @@ class CrowdRun:
 
     def workload(self, seed: int) -> Workload:
         """Of one client."""
-        return self._plain(seed, self.small.output)
+        return self.plain(seed, self.small.output)
 
-    def _plain(self, seed: int, output: int) -> Workload:
+    def plain(self, seed: int, output: int) -> Workload:
         settings = self.settings(seed, output)
-        return Workload(settings, self.dims.vocab, len(SPECIAL_TOKENS))
+        return Workload(settings, DIMS.vocab, len(SPECIAL_TOKENS))
 
     def settings(self, seed: int, output: int) -> Settings:
         return Settings(
@@ -228,52 +230,57 @@ class CrowdRun:
             dynamic=self.small.dynamic,
             output=output,
             pool_ratio=1e3,  # the servers' own is another matter
-            model_dims=self.dims,
+            model_dims=DIMS,
             seed=seed,
         )
 
-    def _servers(self, gbps: float, seconds: float = 1.0) -> Servers:
+    def _servers(self) -> Servers:
         suffix = self.small.dynamic + self.small.output
-        runs = (self.effort.blocks + 1) * self.effort.rounds + 6
+        runs = (self.effort.blocks + 1) * self.effort.rounds
+        prompts = self.agents * self.small.fixed + self.calls * runs * suffix
+        probed = PROBED * (1 + ROUNDS) * (self.small.fixed + 3 * suffix)
         return Servers(
             pool_tokens=self.pool,
-            everything_tokens=self.concurrency
-            * (self.agents * self.small.fixed + self.calls * runs * suffix),
-            pcie_gbps=gbps,
-            dims=self.dims,
-            seconds=seconds,
+            everything_tokens=self.concurrency * (prompts + probed),
+            dims=DIMS,
+            costs=self.costs,
         )
 
-    def _speed(self, url: str) -> tuple[float, float]:
-        """(prefill of all clients' fixed prompts of one agent, a step of all)."""
+
+PROBED = 3
+"""Agents of each client."""
+
+
+class _Speed:
+    """Measures a server that holds everything, each time with other prompts."""
+
+    def __init__(self, crowd: CrowdRun, url: str) -> None:
+        self._crowd = crowd
+        self._url = url
+        self._seeds = itertools.count(1000)
+
+    def measured(self) -> tuple[float, float]:
+        """Seconds of computing all clients' prompts of one agent, and of a decode step
+        of all of them."""
+        crowd = self._crowd
         cold, warm, longer = [], [], []
-        agents = range(3)
+        seeds = list(itertools.islice(self._seeds, crowd.concurrency))
         with ExitStack() as stack:
-            seeds = range(1000, 1000 + self.concurrency)
             runners = [
                 stack.enter_context(
-                    Runner(url, self._plain(seed, 1), hints=False, logprobs=False)
+                    Runner(self._url, crowd.plain(seed, 1), hints=False, logprobs=False)
                 )
                 for seed in seeds
             ]
-            for agent in agents:
+            for agent in range(PROBED):
                 cold.append(_wave(runners, agent, 0))
                 warm.append(_wave(runners, agent, 1))
             for runner, seed in zip(runners, seeds, strict=True):
-                runner.workload = self._plain(seed, 1 + self.small.output)
-            longer = [_wave(runners, agent, 2) for agent in agents]
-        middle = sorted(warm)[1]
-        step = (sorted(longer)[1] - middle) / self.small.output
-        return max(sorted(cold)[1] - middle, 1e-3), step
-
-    def _prefill_of_testbed(self) -> float:
-        fixed = self.crowd.mix.fixed
-        # As many as here: what is thinned out is thinned out on both sides.
-        return self.crowded.testbed.prefill_s(fixed) * self.concurrency
-
-    def _gbps(self, scale: float) -> float:
-        load = self.crowded.testbed.load_s(self.crowd.mix.fixed) * scale
-        return self.small.fixed * self.dims.kv_bytes_per_token / load / 1e9
+                runner.workload = crowd.plain(seed, 1 + crowd.small.output)
+            longer = [_wave(runners, agent, 2) for agent in range(PROBED)]
+        middle = statistics.median(warm)
+        step = (statistics.median(longer) - middle) / crowd.small.output
+        return max(statistics.median(cold) - middle, 1e-3), step
 
 
 def _wave(runners: Sequence[Runner], agent: int, index: int) -> float:

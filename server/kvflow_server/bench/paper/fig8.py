@@ -32,6 +32,7 @@ from kvflow_server.sim.peer import (
 )
 
 from .fig6 import CrowdEffort, CrowdResult, CrowdRun
+from .scale import DIMS
 from .testbeds import CROWDED, Crowd, Crowded, Mix
 
 __all__ = ["PeerRun", "PeerWorkload", "measure_peer", "questions"]
@@ -113,15 +114,15 @@ class PeerRun(CrowdRun):
 
     @cached_property
     def _asked(self) -> list[list[int]]:
-        encode: Any = tokenizer(self.dims.vocab)
+        encode: Any = tokenizer(DIMS.vocab)
         return [encode(text)["input_ids"] for text in self._questions]
 
     def workload(self, seed: int) -> Workload:
         return PeerWorkload(
             self.settings(seed, self.small.output),
-            self.dims.vocab,
+            DIMS.vocab,
             len(SPECIAL_TOKENS),
-            factor=self.effort.factor,
+            factor=self.scale.factor,
             asked=self._asked,
         )
 

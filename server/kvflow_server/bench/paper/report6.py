@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvflow_server.bench.report import EMULATED, versions
+from kvflow_server.bench.report import EMULATED_DEVICE, versions
 from kvflow_server.bench.results import Spread, summarise
 from kvflow_server.bench.results import outputs_identical as identical
 
@@ -40,7 +40,7 @@ def build_report6(
     return {
         "figure": figure,
         "emulated": True,
-        "note": EMULATED,
+        "note": EMULATED_DEVICE,
         "effort": asdict(effort),
         "versions": versions(),
         "crowds": crowds,
@@ -88,8 +88,9 @@ def _crowd(result: CrowdResult, effort: CrowdEffort) -> Entry:
         "speedup": {name: spread.median for name, spread in spreads.items()},
         "paper": _paper(result.paper),
         "concurrency": result.concurrency,
-        "emulation": asdict(result.servers),
-        "proportion": _proportion(result, effort.factor),
+        "emulation": asdict(result.servers) | {"pcie_gbps": result.servers.pcie_gbps},
+        "costs": result.costs.to_dict(),
+        "proportion": _proportion(result, effort.scale.factor),
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
         "blocks": {name: [b.seconds for b in own] for name, own in blocks.items()},
         "tokens": {
@@ -158,7 +159,7 @@ def show6(console: Console, report: Entry) -> None:
     ):
         for name, value in report["verdict"][key].items():
             console.print(f"{title}: {name}, {value}", style="yellow")
-    console.print(EMULATED, style="dim")
+    console.print(EMULATED_DEVICE, style="dim")
 
 
 def _table(title: str, crowd: Mapping[str, Any]) -> Table:

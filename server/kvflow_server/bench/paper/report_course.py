@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvflow_server.bench.report import EMULATED, versions
+from kvflow_server.bench.report import EMULATED_DEVICE, versions
 from kvflow_server.bench.results import Workflow, paired
 
 from .courses import Course
@@ -30,7 +30,7 @@ def build_report_course(
         "figure": course.name,
         "about": course.about,
         "emulated": True,
-        "note": EMULATED,
+        "note": EMULATED_DEVICE,
         "effort": asdict(effort),
         "versions": versions(),
         "testbeds": {result.testbed.name: testbed_report(result) for result in results},
@@ -69,7 +69,7 @@ def show_course(console: Console, report: Entry) -> None:
     for testbed, mixes in report["mixes"].items():
         for mix, entry in mixes.items():
             console.print(_table(f"{testbed} {mix}", entry))
-    console.print(EMULATED, style="dim")
+    console.print(EMULATED_DEVICE, style="dim")
 
 
 def _table(title: str, entry: Mapping[str, Any]) -> Table:

@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvflow_server.bench.settings import Settings
+from kvflow_server.emulated.costs import Costs
 from kvflow_server.emulated.tiny import TinyDims
 
 from .testbeds import Mix, Testbed
 
-__all__ = ["AGENTS", "Effort", "Proportion", "Servers", "Speed", "scaled", "wanted"]
+__all__ = [
+    "AGENTS",
+    "DIMS",
+    "Effort",
+    "Proportion",
+    "Scale",
+    "Servers",
+    "device_costs",
+    "everything_tokens",
+    "scaled",
+    "settings_of",
+    "wanted",
+]
 
 AGENTS = 10
+DIMS = TinyDims(
+    hidden=128,
+    layers=4,
+    heads=2,
+    kv_heads=1,
+    intermediate=256,
+    vocab=2048,
+    context=8192,
+)
+"""So small that the emulated device, and not the processor, says how long a pass takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How small, and how fast."""
+
+    factor: int
+    """Every token count of the paper is divided by it."""
+    seconds: float
+    """Emulated seconds for one of the testbed's: below 1, the device is that much
+    faster."""
+    thinned: int = 1
+    """One request stands for so many, which are alike and run at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How small, and how often."""
+    """How often, and at which scale."""
 
-    factor: int
-    """Every token count of the paper is divided by it."""
+    scale: Scale
     runs: tuple[int, int, int]
     """Measured workflows of a mix: of up to 32 generated tokens, up to 256, more."""
     settling: int = 2
@@ -32,22 +66,6 @@ class Effort:
 
     def runs_of(self, mix: Mix) -> int:
         return self.runs[(mix.output > 32) + (mix.output > 256)]
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """What a server was measured to do; seconds."""
-
-    prefill: dict[int, float]
-    """Of a fixed prompt, by the paper's tokens."""
-    first: float
-    """Of a call that computes its suffix only and generates one token, HTTP included."""
-    step: float
-    """Of every token after that."""
-
-    def hit_s(self, output: int) -> float:
-        """Of a call that generates `output` tokens (scaled) and finds its prompt."""
-        return self.first + (output - 1) * self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +83,13 @@ class Servers:
 
     pool_tokens: int
     everything_tokens: int
-    pcie_gbps: float
     dims: TinyDims
-    seconds: float
-    """Emulated seconds per second of the testbed."""
+    costs: Costs
+    """Of the emulated device, before `device.tuned`."""
+
+    @property
+    def pcie_gbps(self) -> float:
+        return self.costs.bus_bytes_per_s / 1e9
 
 
 def scaled(mix: Mix, factor: int) -> Mix:
@@ -83,11 +104,40 @@ def wanted(testbed: Testbed, mix: Mix) -> Proportion:
     return Proportion(testbed.load_s(mix.fixed) / prefill, testbed.hit_s(mix) / prefill)
 
 
+def device_costs(
+    testbed: Testbed, mix: Mix, scale: Scale, dims: TinyDims = DIMS
+) -> Costs:
+    """The testbed's device, as the emulated one has to be for this mix.
+
+    A token stands for `factor` of them, and for as many requests as one stands for. The
+    pass over a suffix is one pass, there and here; all other generated tokens together
+    take what the testbed's take.
+    """
+    real, seconds = testbed.costs, scale.seconds
+    tokens = scale.factor * scale.thinned
+    steps = (mix.output - 1) / max(1, scaled(mix, scale.factor).output - 1)
+    load_s = tokens * real.kv_bytes / real.bus_bytes_per_s * seconds
+    return Costs(
+        name=f"{testbed.name}, emulated",
+        layers=dims.layers,
+        kv_bytes=dims.kv_bytes_per_token,
+        bus_bytes_per_s=dims.kv_bytes_per_token / load_s,
+        prefill_least_s=real.prefill_least_s * seconds,
+        prefill_token_s=real.prefill_token_s * tokens * seconds,
+        prefill_attention_s=real.prefill_attention_s * tokens * scale.factor * seconds,
+        decode_s=real.decode_s * steps * seconds,
+        decode_token_s=real.decode_token_s * tokens * steps * seconds,
+        emulated=True,
+        source=f"{real.source}; {scale.factor} tokens and {1 / seconds:.3g} seconds of "
+        "the testbed are one here",
+    )
+
+
 def settings_of(
     mix: Mix, effort: Effort, servers: Servers, systems: tuple[str, ...]
 ) -> Settings:
     """The scaled mix as an experiment of `kvflow bench single`."""
-    small = scaled(mix, effort.factor)
+    small = scaled(mix, effort.scale.factor)
     return Settings(
         agents=effort.agents,
         fixed=small.fixed,
@@ -106,34 +156,12 @@ def everything_tokens(mixes: Iterable[Mix], effort: Effort) -> int:
     """Enough for all that is computed in all mixes."""
     total = 0
     for mix in mixes:
-        small = scaled(mix, effort.factor)
-        runs = effort.runs_of(mix) + effort.settling + 4
+        small = scaled(mix, effort.scale.factor)
+        runs = effort.runs_of(mix) + effort.settling + SPARE_RUNS
         total += effort.agents * small.fixed
         total += effort.calls * runs * (small.dynamic + small.output)
     return total
 
 
-def fit(testbed: Testbed, effort: Effort, speed: Speed) -> tuple[float, float]:
-    """(emulated seconds per second of the testbed, decode that is too dear by).
-
-    The first by the prefills, the second over all mixes, in the geometric mean: 1.1 says
-    that a call of which only the prompt is cached takes a tenth too long.
-    """
-    seconds = _mean(s / testbed.prefill_s(size) for size, s in speed.prefill.items())
-    dear = _mean(
-        speed.hit_s(scaled(mix, effort.factor).output) / (seconds * testbed.hit_s(mix))
-        for mix in testbed.fig5
-    )
-    return seconds, dear
-
-
-def bus_gbps(testbed: Testbed, effort: Effort, dims: TinyDims, seconds: float) -> float:
-    """At which a prompt is loaded in the testbed's time, scaled (10^9 bytes/s)."""
-    tokens = 4096
-    small = tokens // effort.factor * dims.kv_bytes_per_token
-    return small / (testbed.load_s(tokens) * seconds) / 1e9
-
-
-def _mean(values: Iterable[float]) -> float:
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
+SPARE_RUNS = 6
+"""Of a mix: those that tune the device, those that are run again, and some."""

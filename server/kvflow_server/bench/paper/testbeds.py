@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvflow_server.emulated.costs import Costs
+
 __all__ = [
     "CROWDED",
     "TESTBEDS",
@@ -101,34 +103,43 @@ class Testbed:
     fig5: dict[Mix, Paper]
 
     def prefill_s(self, tokens: int) -> float:
-        """Of a prompt from its first token on: two FLOPs per parameter and token, and
-        attention over what precedes."""
-        flops = 2 * self.model.body_parameters * tokens
-        flops += 2 * self.model.layers * self.model.hidden * tokens**2
-        return flops / (self.device.peak_flops * self.device.compute_share)
+        """Of a prompt from its first token on."""
+        return self.costs.prefill_seconds([(0, tokens)])
 
     def load_s(self, tokens: int) -> float:
         return tokens * self.model.kv_bytes / self.device.bus_bytes_s
 
-    @property
-    def step_s(self) -> float:
-        """One pass over the weights: what each generated token takes."""
-        weights = 2 * (self.model.body_parameters + self.model.head_parameters)
-        return weights / (self.device.memory_bytes_s * self.device.memory_share)
+    def hit_s(self, mix: Mix) -> float:
+        """Of a call whose fixed prompt is on the device."""
+        return self.costs.hit_seconds(mix.fixed, mix.dynamic, mix.output)
 
     def crowd_step_s(self, crowd: Crowd) -> float:
-        """One pass over the weights and over the KV of everybody, halfway through."""
+        """A decode step with everybody in the batch, halfway through."""
         context = crowd.mix.fixed + crowd.mix.dynamic + crowd.mix.output / 2
-        kv = crowd.concurrency * context * self.model.kv_bytes
-        return self.step_s + kv / (
-            self.device.memory_bytes_s * self.device.memory_share
-        )
+        return self.costs.decode_seconds(crowd.concurrency, crowd.concurrency * context)
 
-    def hit_s(self, mix: Mix) -> float:
-        """Of a call whose fixed prompt is on the device. The pass over the suffix yields
-        the first token, and is bound by the weights unless the suffix is long."""
-        suffix = self.prefill_s(mix.fixed + mix.dynamic) - self.prefill_s(mix.fixed)
-        return max(suffix, self.step_s) + (mix.output - 1) * self.step_s
+    @property
+    def costs(self) -> Costs:
+        """By its data sheet. Two FLOPs per parameter and token and attention over
+        what precedes bound prefill; reading the weights and the KV cache, decode."""
+        device, model = self.device, self.model
+        flops = device.peak_flops * device.compute_share
+        memory = device.memory_bytes_s * device.memory_share
+        weights = 2 * (model.body_parameters + model.head_parameters)
+        return Costs(
+            name=self.name,
+            layers=model.layers,
+            kv_bytes=model.kv_bytes,
+            bus_bytes_per_s=device.bus_bytes_s,
+            bus_latency_s=0.0001,
+            prefill_least_s=weights / memory,
+            prefill_token_s=2 * model.body_parameters / flops,
+            prefill_attention_s=4 * model.layers * model.hidden / flops,
+            decode_s=weights / memory,
+            decode_token_s=model.kv_bytes / memory,
+            source=f"data sheets; {device.compute_share:.0%} of the peak arithmetic and "
+            f"{device.memory_share:.0%} of the memory bandwidth are estimates",
+        )
 
 
 _A10G = Testbed(

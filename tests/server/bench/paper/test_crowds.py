@@ -13,7 +13,7 @@ from kvflow_server.bench.paper import fig6
 from kvflow_server.bench.paper.fig6 import QUICK, Block, CrowdEffort, CrowdResult
 from kvflow_server.bench.paper.plot import save_fig6
 from kvflow_server.bench.paper.report6 import build_report6, show6
-from kvflow_server.bench.paper.scale import Servers
+from kvflow_server.bench.paper.scale import DIMS, Scale, Servers, device_costs
 from kvflow_server.bench.paper.testbeds import CROWDED
 from kvflow_server.bench.report import make_console
 from kvflow_server.bench.results import Workflow
@@ -27,10 +27,11 @@ def block(seconds: float) -> Block:
 
 def results(kvflow: float = 4.0) -> list[CrowdResult]:
     found = []
-    for name, crowded in CROWDED.items():
+    for crowded in CROWDED.values():
         for crowd, paper in crowded.fig6.items():
-            servers = Servers(2304, 9000, 1.0, fig6.DIMS[name], 0.04)
-            result = CrowdResult(crowded, crowd, paper, 20, servers, 0.1, 0.05)
+            costs = device_costs(crowded.testbed, crowd.mix, QUICK.scale)
+            servers = Servers(2304, 9000, DIMS, costs)
+            result = CrowdResult(crowded, crowd, paper, 20, servers, costs, 0.1, 0.05)
             for system, seconds in (SECONDS | {"kvflow": kvflow}).items():
                 result.blocks[system] = [block(seconds)] * 3
                 result.counters[system] = {}
@@ -86,7 +87,7 @@ def test_a_tiny_figure_6_on_real_servers(monkeypatch: pytest.MonkeyPatch) -> Non
     crowd = next(iter(whole.fig6))
     few = replace(whole, thinned=32, fig6={crowd: whole.fig6[crowd]})
     monkeypatch.setitem(fig6.CROWDED, "h100-8b", few)
-    effort = CrowdEffort(factor=16, blocks=1, rounds=1)
+    effort = CrowdEffort(Scale(16, 1 / 16), blocks=1, rounds=1)
     systems = ("ideal", "recompute", "kvflow")
     found = fig6.measure(effort, make_console(), ("h100-8b",), systems)
     entry = build_report6(found, effort)["crowds"]["h100-8b"][str(crowd)]

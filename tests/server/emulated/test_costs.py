@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from kvflow_server.bench.paper.testbeds import TESTBEDS
-from kvflow_server.sim.costs import Costs, load_costs
-from kvflow_server.sim.profiles import PROFILES, costs_of
+from kvflow_server.emulated.costs import Costs, load_costs
+from kvflow_server.sim.profiles import PROFILES
 
 
 @pytest.mark.parametrize("testbed", TESTBEDS.values(), ids=str)
 @pytest.mark.parametrize("tokens", [4096, 8192])
 def test_a_profile_takes_what_its_testbed_takes(testbed, tokens: int) -> None:  # type: ignore[no-untyped-def]
-    costs = costs_of(testbed)
+    costs = testbed.costs
     assert costs.prefill_seconds([(0, tokens)]) == pytest.approx(
         testbed.prefill_s(tokens)
     )

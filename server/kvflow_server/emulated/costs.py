@@ -73,6 +73,13 @@ class Costs:
             + self.decode_token_s * context
         )
 
+    def hit_seconds(self, fixed: int, new: int, output: int) -> float:
+        """Of a call that is alone, whose `fixed` prompt is on the device: the pass over
+        `new` tokens yields the first of the `output`, a step each of the others."""
+        first = self.prefill_seconds([(fixed, new)])
+        context = fixed + new + output / 2
+        return first + (output - 1) * self.decode_seconds(1, context)
+
     def changed(self, **values: object) -> Costs:
         """The same machine but for `values`. Raises `ValueError` naming a wrong one."""
         known = {item.name for item in dataclasses.fields(self)}

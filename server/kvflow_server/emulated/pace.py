@@ -1,0 +1,85 @@
+"""The speed of the emulated device: a pass takes what the device's costs say.
+
+The bus of the emulated accelerator is a rate limit, and so can its computing be. A pass
+is computed for real, by a model that is small enough, and each layer is done when the
+device would have been done with it: the pass's time over the layers, counted from when
+the layer's KV had arrived. Meanwhile the cores are free, as they are beside a GPU.
+
+The costs are a file (`KVFLOW_EMULATED_DEVICE`) that is read again when it has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvflow_server.emulated.costs import Costs, load_costs
+from kvflow_server.emulated.platform import DEVICE_ENV
+
+__all__ = ["Pace", "pace_of_environment"]
+
+logger = logging.getLogger(__name__)
+
+
+class Pace:
+    """Holds back the passes of one process until the device would be done.
+
+    Raises `ValueError` if the file is not one of costs; a later one that is not is
+    passed over, with a warning.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._sleep = sleep
+        self._costs = load_costs(path)
+        self._read_at = path.stat().st_mtime_ns
+        self._due = 0.0
+        self._layer_s = 0.0
+
+    @property
+    def costs(self) -> Costs:
+        """As the file has them now."""
+        try:
+            changed_at = self._path.stat().st_mtime_ns
+            if changed_at != self._read_at:
+                self._read_at = changed_at
+                self._costs = load_costs(self._path)
+        except (OSError, ValueError) as error:
+            logger.warning("the emulated device stays as it was: %s", error)
+        return self._costs
+
+    def begin_prefill(self, before: Sequence[int], new: Sequence[int]) -> None:
+        """A pass over so many new tokens of each request, after so many cached ones."""
+        shapes = list(zip(before, new, strict=True))
+        self._begin(self.costs.prefill_seconds(shapes))
+
+    def begin_decode(self, requests: int, context: int) -> None:
+        """A pass over one token of each request; `context` is the sum of lengths."""
+        self._begin(self.costs.decode_seconds(requests, context))
+
+    def _begin(self, seconds: float) -> None:
+        self._layer_s = seconds / self._costs.layers
+        self._due = self._clock()
+
+    def end_layer(self, ready_at: float) -> None:
+        """Block until the device has computed one more layer, which it could not begin
+        before `ready_at` (clock time): its KV was under way."""
+        self._due = max(self._due, ready_at) + self._layer_s
+        if (delay := self._due - self._clock()) > 0:
+            self._sleep(delay)
+
+
+def pace_of_environment() -> Pace | None:
+    """None: passes take what they take. Raises `ValueError` naming the file."""
+    named = os.environ.get(DEVICE_ENV)
+    return Pace(Path(named)) if named else None
