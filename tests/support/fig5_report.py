@@ -30,12 +30,11 @@ Noise = Callable[[str, Mix], float]
 def simulated_report(noise: Noise = lambda system, mix: 1.0) -> dict[str, Any]:
     """One testbed, on a machine whose calls take a time that nobody tells the reader."""
     testbed = TESTBEDS["a10g"]
-    scale = QUICK.scale
-    servers = Servers(2304, 9000, DIMS, device_costs(testbed, Mix(1, 1, 1), scale))
+    servers = Servers(2304, 9000, DIMS)
     found = TestbedResult(testbed, servers)
     for mix in testbed.fig5:
-        small = scaled(mix, scale.factor)
-        told = device_costs(testbed, mix, scale)
+        small = scaled(mix, QUICK.factor)
+        told = device_costs(testbed, mix, QUICK.scale_of(testbed, mix))
         costs = told.changed(call_s=0.011)
         scenario = Scenario(
             agents=AGENTS,

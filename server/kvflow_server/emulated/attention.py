@@ -18,7 +18,7 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvflow_server.emulated.pace import pace_of_environment
+from kvflow_server.emulated.pace import paced_device
 from kvflow_server.emulated.streams import COMPUTE
 
 if TYPE_CHECKING:
@@ -56,18 +56,18 @@ class EmulatedAttention(_Backend):
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
-        self._pace = pace_of_environment()
+        self._device = paced_device()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         self._spans = []
-        if self._pace is not None:
+        if self._device is not None:
             if forward_batch.forward_mode.is_extend():
                 new = forward_batch.extend_seq_lens_cpu
-                self._pace.begin_prefill(forward_batch.extend_prefix_lens_cpu, new)
+                self._device.begin_prefill(forward_batch.extend_prefix_lens_cpu, new)
             else:
                 lengths = forward_batch.seq_lens.tolist()
-                self._pace.begin_decode(len(lengths), sum(lengths))
+                self._device.begin_decode(len(lengths), sum(lengths))
 
     def _run_sdpa_forward_extend(
         self, query: Any, output: Any, keys: Any, values: Any, *rest: Any, **how: Any
@@ -109,9 +109,9 @@ class EmulatedAttention(_Backend):
                 causal=span.causal,
                 scaling=scaling,
             )
-        if self._pace is not None:
+        if self._device is not None:
             # The caller has waited for this layer's KV; the other waits were before.
-            self._pace.end_layer(COMPUTE.unblocked_at)
+            self._device.end_layer(COMPUTE.unblocked_at)
         return output
 
 

@@ -18,31 +18,35 @@ from pathlib import Path
 
 from kvflow_server.emulated.costs import Costs, load_costs
 from kvflow_server.emulated.platform import DEVICE_ENV
+from kvflow_server.emulated.transfer import BUS
 
-__all__ = ["Pace", "pace_of_environment"]
+__all__ = ["PacedDevice", "paced_device"]
 
 logger = logging.getLogger(__name__)
 
 
-class Pace:
+class PacedDevice:
     """Holds back the passes of one process until the device would be done.
 
     Raises `ValueError` if the file is not one of costs; a later one that is not is
-    passed over, with a warning.
+    passed over, with a warning. `changed` hears of every new one.
     """
 
     def __init__(
         self,
         path: Path,
         *,
+        changed: Callable[[Costs], None] = lambda costs: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._path = path
+        self._changed = changed
         self._clock = clock
         self._sleep = sleep
         self._costs = load_costs(path)
         self._read_at = path.stat().st_mtime_ns
+        changed(self._costs)
         self._due = 0.0
         self._layer_s = 0.0
 
@@ -54,6 +58,7 @@ class Pace:
             if changed_at != self._read_at:
                 self._read_at = changed_at
                 self._costs = load_costs(self._path)
+                self._changed(self._costs)
         except (OSError, ValueError) as error:
             logger.warning("the emulated device stays as it was: %s", error)
         return self._costs
@@ -79,7 +84,12 @@ class Pace:
             self._sleep(delay)
 
 
-def pace_of_environment() -> Pace | None:
+def paced_device() -> PacedDevice | None:
     """None: passes take what they take. Raises `ValueError` naming the file."""
     named = os.environ.get(DEVICE_ENV)
-    return Pace(Path(named)) if named else None
+    return PacedDevice(Path(named), changed=_slow_down_bus) if named else None
+
+
+def _slow_down_bus(costs: Costs) -> None:
+    for link in (BUS.host_to_device, BUS.device_to_host):
+        link.bytes_per_second = costs.bus_bytes_per_s

@@ -23,7 +23,7 @@ PLATFORM_NAME = "kvflow_emulated"
 BANDWIDTH_ENV = "KVFLOW_EMULATED_PCIE_GBPS"
 DEVICE_ENV = "KVFLOW_EMULATED_DEVICE"
 """Path of a JSON file with the costs of a device (`costs.Costs`): no pass takes less
-than they say. Unset: passes take what the processor takes."""
+than they say, and the bus has their rate. Unset: passes take what the processor takes."""
 STALL_ENV = "KVFLOW_EMULATED_STALL"
 """Path of a file for tests: while it exists the bus stands still, as a broken one would.
 A file that names ``h2d`` or ``d2h`` stalls that direction only."""

@@ -57,7 +57,7 @@ def agreements(report: Mapping[str, Any]) -> list[Agreement]:
             pool=report["testbeds"][testbed]["emulation"]["pool_tokens"], host=1 << 20
         )
         for name, measured in mixes.items():
-            small = scaled(parse_mix(name), report["effort"]["scale"]["factor"])
+            small = scaled(parse_mix(name), report["effort"]["factor"])
             costs = fitted_costs(Costs(**measured["costs"]), small, measured[FITTED])
             times = _simulated(costs, size, small)
             found += [

@@ -11,8 +11,9 @@ import pytest
 from costs import COSTS
 
 from kvflow_server.emulated.costs import Costs
-from kvflow_server.emulated.pace import Pace, pace_of_environment
+from kvflow_server.emulated.pace import PacedDevice, paced_device
 from kvflow_server.emulated.platform import DEVICE_ENV
+from kvflow_server.emulated.transfer import BUS
 
 
 @dataclass
@@ -33,7 +34,7 @@ def written(path: Path, costs: Costs = COSTS) -> Path:
     return path
 
 
-def a_pass(pace: Pace, clock: Clock, ready: tuple[float, ...] = ()) -> float:
+def a_pass(pace: PacedDevice, clock: Clock, ready: tuple[float, ...] = ()) -> float:
     """Seconds of the layers of a pass that has begun; `ready` says from the clock's
     start on when their KV was there."""
     began = clock.now
@@ -50,42 +51,48 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def pace(tmp_path: Path, clock: Clock) -> Pace:
-    return Pace(written(tmp_path / "device.json"), clock=clock, sleep=clock.sleep)
+def pace(tmp_path: Path, clock: Clock) -> PacedDevice:
+    return PacedDevice(
+        written(tmp_path / "device.json"), clock=clock, sleep=clock.sleep
+    )
 
 
-def test_a_prefill_takes_what_its_new_tokens_cost(pace: Pace, clock: Clock) -> None:
+def test_a_prefill_takes_what_its_new_tokens_cost(
+    pace: PacedDevice, clock: Clock
+) -> None:
     pace.begin_prefill([0, 40], [30, 20])
     assert a_pass(pace, clock) == pytest.approx(0.5 + 50 * 0.01)
 
 
-def test_a_step_takes_what_a_step_costs(pace: Pace, clock: Clock) -> None:
+def test_a_step_takes_what_a_step_costs(pace: PacedDevice, clock: Clock) -> None:
     pace.begin_decode(3, 900)
     assert a_pass(pace, clock) == pytest.approx(0.1)
 
 
-def test_each_layer_is_done_in_its_turn(pace: Pace, clock: Clock) -> None:
+def test_each_layer_is_done_in_its_turn(pace: PacedDevice, clock: Clock) -> None:
     pace.begin_prefill([0], [50])
     a_pass(pace, clock)
     assert clock.slept == pytest.approx([0.25] * 4)
 
 
 def test_real_computing_is_part_of_the_time_and_not_added(
-    pace: Pace, clock: Clock
+    pace: PacedDevice, clock: Clock
 ) -> None:
     pace.begin_prefill([0], [50])
     clock.now += 0.2
     assert 0.2 + a_pass(pace, clock) == pytest.approx(1.0)
 
 
-def test_a_pass_that_took_longer_is_not_held_back(pace: Pace, clock: Clock) -> None:
+def test_a_pass_that_took_longer_is_not_held_back(
+    pace: PacedDevice, clock: Clock
+) -> None:
     pace.begin_prefill([0], [50])
     clock.now += 5.0
     assert a_pass(pace, clock) == 0
 
 
 def test_a_layer_whose_kv_came_late_is_computed_after_it(
-    pace: Pace, clock: Clock
+    pace: PacedDevice, clock: Clock
 ) -> None:
     # Layer-wise loading: of a copy of 4 x 0.4 s beside 4 x 0.25 s of computing, all but
     # the last layer's computing hides.
@@ -94,14 +101,14 @@ def test_a_layer_whose_kv_came_late_is_computed_after_it(
 
 
 def test_a_copy_that_is_faster_hides_but_for_its_first_layer(
-    pace: Pace, clock: Clock
+    pace: PacedDevice, clock: Clock
 ) -> None:
     pace.begin_prefill([0], [50])
     assert a_pass(pace, clock, (0.1, 0.2, 0.3, 0.4)) == pytest.approx(0.1 + 1.0)
 
 
 def test_another_device_counts_from_the_next_pass_on(
-    pace: Pace, clock: Clock, tmp_path: Path
+    pace: PacedDevice, clock: Clock, tmp_path: Path
 ) -> None:
     other = written(tmp_path / "new", COSTS.changed(decode_s=0.4))
     os.utime(other, ns=(1, 1))  # no two writes at one time of the file system
@@ -111,7 +118,7 @@ def test_another_device_counts_from_the_next_pass_on(
 
 
 def test_a_file_that_is_broken_later_changes_nothing(
-    pace: Pace, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pace: PacedDevice, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "device.json").write_text("{")
     os.utime(tmp_path / "device.json", ns=(1, 1))
@@ -125,9 +132,24 @@ def test_a_file_that_is_none_is_refused_by_name(
 ) -> None:
     monkeypatch.setenv(DEVICE_ENV, str(tmp_path / "nothing.json"))
     with pytest.raises(ValueError, match=r"nothing\.json"):
-        pace_of_environment()
+        paced_device()
+
+
+def test_the_bus_has_the_devices_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for link in (BUS.host_to_device, BUS.device_to_host):
+        monkeypatch.setattr(link, "bytes_per_second", 1.0)
+    monkeypatch.setenv(DEVICE_ENV, str(written(tmp_path / "device.json")))
+    device = paced_device()
+    assert BUS.host_to_device.bytes_per_second == COSTS.bus_bytes_per_s
+    written(tmp_path / "device.json", COSTS.changed(bus_bytes_per_s=7.0))
+    os.utime(tmp_path / "device.json", ns=(1, 1))
+    assert device is not None
+    device.begin_decode(1, 1)
+    assert BUS.device_to_host.bytes_per_second == 7.0
 
 
 def test_without_a_file_nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DEVICE_ENV, raising=False)
-    assert pace_of_environment() is None
+    assert paced_device() is None

@@ -26,7 +26,6 @@ from .device import ROUNDS, Device, tuned
 from .scale import (
     DIMS,
     Effort,
-    Scale,
     Servers,
     device_costs,
     everything_tokens,
@@ -43,8 +42,8 @@ STEADY = 1.2
 they are followed by another of each, at most `EXTRA_RUNS`."""
 EXTRA_RUNS = 2
 TUNING_CALLS = 4
-QUICK = Effort(Scale(factor=16, seconds=1 / 24), runs=(8, 3, 2))
-FULL = Effort(Scale(factor=16, seconds=1 / 12), runs=(15, 9, 5))
+QUICK = Effort(factor=16, call_s=(0.15, 0.3, 0.9), runs=(5, 2, 2))
+FULL = Effort(factor=16, call_s=(0.3, 0.6, 1.8), runs=(10, 5, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,103 +82,112 @@ def measure(
     Starts servers and ends them on the way out, by Ctrl-C, too. Raises `ServerError`.
     """
     results: list[TestbedResult] = []
-    with terminable(), progress_bar(console) as progress:
-        for name in testbeds:
-            with ExitStack() as stack:
-                testbed = TESTBEDS[name]
-                chosen = [mix for mix in testbed.fig5 if not mixes or str(mix) in mixes]
-                running = _start(stack, testbed, effort, progress, systems, course)
-                results.append(running.result)
-                for _, group in groupby(chosen, key=lambda mix: mix.fixed):
-                    with ExitStack() as clients:
-                        sized = list(group)
-                        for _ in _prompt_size(
-                            clients, sized, effort, progress, running
-                        ):
-                            keep(results)
+    chosen = {
+        TESTBEDS[name]: [m for m in TESTBEDS[name].fig5 if not mixes or str(m) in mixes]
+        for name in testbeds
+    }
+    with terminable(), progress_bar(console) as progress, ExitStack() as stack:
+        running = _start(stack, chosen, effort, progress, systems, course)
+        for testbed, own in chosen.items():
+            results.append(TestbedResult(testbed, running.servers))
+            for _, group in groupby(own, key=lambda mix: mix.fixed):
+                with ExitStack() as clients:
+                    part = _PromptSize(running, effort, progress, results[-1])
+                    for _ in part.measure(clients, list(group)):
+                        keep(results)
     return results
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The servers of a testbed."""
+    """The servers, which one testbed after the other has to itself."""
 
     urls: Mapping[str, str]
     device: Device
-    result: TestbedResult
+    servers: Servers
     course: Course | None
 
 
 def _start(
     stack: ExitStack,
-    testbed: Testbed,
+    chosen: Mapping[Testbed, Sequence[Mix]],
     effort: Effort,
     progress: Progress,
     systems: Sequence[str],
     course: Course | None,
 ) -> _Running:
-    costs = device_costs(testbed, next(iter(testbed.fig5)), effort.scale)
+    (pool,) = {testbed.pool_tokens for testbed in chosen}
     servers = Servers(
-        pool_tokens=testbed.pool_tokens // effort.scale.factor,
-        everything_tokens=everything_tokens(testbed.fig5, effort),
+        pool_tokens=pool // effort.factor,
+        everything_tokens=max(
+            everything_tokens(own, effort) for own in chosen.values()
+        ),
         dims=DIMS,
-        costs=costs,
     )
-    device = Device(stack, costs)
+    testbed, own = next(iter(chosen.items()))
+    scale = effort.scale_of(testbed, own[0])
+    device = Device(stack, device_costs(testbed, own[0], scale))
     model = str(tiny_model(DIMS))
     started = {n: start(SYSTEMS[n], servers, model, device.env) for n in systems}
     start_all(stack, progress, started)
     urls = {name: server.url for name, server in started.items()}
-    return _Running(urls, device, TestbedResult(testbed, servers), course)
+    return _Running(urls, device, servers, course)
 
 
-def _prompt_size(
-    stack: ExitStack,
-    mixes: list[Mix],
-    effort: Effort,
-    progress: Progress,
-    running: _Running,
-) -> Iterator[Mix]:
-    """Run all mixes with the same fixed prompts, the shortest first: one warm-up. Yields
-    each when it is done."""
-    result = running.result
-    servers = result.servers
-    course = running.course
-    loads = {mix: _workload(mix, effort, servers, course) for mix in mixes}
-    runners = {
-        name: stack.enter_context(_client(SYSTEMS[name], url, loads[mixes[0]], servers))
-        for name, url in running.urls.items()
-    }
-    _warm_up(progress, f"{mixes[0].fixed}: warming up", runners)
-    run = 0
-    for mix in mixes:
-        for runner in runners.values():
-            runner.workload = loads[mix]
-        # What a mix finds in the caches is what the one before left, but for suffixes.
-        settling = effort.settling if mix == mixes[0] else int(mix.output <= 256)
-        label = f"{result.testbed.name} {mix}"
-        costs = _tuned(running, mix, effort.scale, runners["ideal"], run)
-        turns = _Turns(progress, label, runners)
-        first = run + ROUNDS + settling
-        turns.take(range(run + ROUNDS, first))
-        end = first + effort.runs_of(mix)
-        result.mixes[mix] = turns.counted(range(first, end), costs)
-        run = end + EXTRA_RUNS
-        yield mix
+@dataclass(frozen=True, slots=True)
+class _PromptSize:
+    """The mixes of a testbed with the same fixed prompts, which are warmed up once."""
 
+    running: _Running
+    effort: Effort
+    progress: Progress
+    result: TestbedResult
 
-def _tuned(running: _Running, mix: Mix, scale: Scale, ideal: Runner, run: int) -> Costs:
-    """The emulated device for this mix; takes the workflows `run` to `run + ROUNDS`."""
-    costs = device_costs(running.result.testbed, mix, scale)
-    small = scaled(mix, scale.factor)
-    aim = costs.hit_seconds(small.fixed, small.dynamic, small.output)
-    index = itertools.count(run)
+    def measure(self, stack: ExitStack, mixes: list[Mix]) -> Iterator[Mix]:
+        """Run them, the shortest first, and yield each when it is done."""
+        servers, effort, course = self.running.servers, self.effort, self.running.course
+        loads = {mix: _workload(mix, effort, servers, course) for mix in mixes}
+        runners = {
+            name: stack.enter_context(
+                _client(SYSTEMS[name], url, loads[mixes[0]], servers)
+            )
+            for name, url in self.running.urls.items()
+        }
+        testbed = self.result.testbed
+        # As fast as the longest mix: it is not measured.
+        scale = effort.scale_of(testbed, mixes[-1])
+        self.running.device.become(device_costs(testbed, mixes[-1], scale))
+        _warm_up(self.progress, f"{mixes[0].fixed}: warming up", runners)
+        run = 0
+        for mix in mixes:
+            for runner in runners.values():
+                runner.workload = loads[mix]
+            # What a mix finds in the caches is what the one before left, but for
+            # suffixes.
+            settling = effort.settling if mix == mixes[0] else int(mix.output <= 256)
+            costs = self._tuned(mix, runners["ideal"], run)
+            turns = _Turns(self.progress, f"{testbed.name} {mix}", runners)
+            first = run + ROUNDS + settling
+            turns.take(range(run + ROUNDS, first))
+            end = first + effort.runs_of(mix)
+            self.result.mixes[mix] = turns.counted(range(first, end), costs)
+            run = end + EXTRA_RUNS
+            yield mix
 
-    def call_s() -> float:
-        calls = ideal.run(next(index), range(TUNING_CALLS)).calls
-        return statistics.median(call.seconds for call in calls)
+    def _tuned(self, mix: Mix, ideal: Runner, run: int) -> Costs:
+        """The emulated device for this mix; takes the workflows `run` to
+        `run + ROUNDS`."""
+        scale = self.effort.scale_of(self.result.testbed, mix)
+        costs = device_costs(self.result.testbed, mix, scale)
+        small = scaled(mix, scale.factor)
+        aim = costs.hit_seconds(small.fixed, small.dynamic, small.output)
+        index = itertools.count(run)
 
-    return tuned(running.device, costs, small.output - 1, aim, call_s)
+        def call_s() -> float:
+            calls = ideal.run(next(index), range(TUNING_CALLS)).calls
+            return statistics.median(call.seconds for call in calls)
+
+        return tuned(self.running.device, costs, small.output - 1, aim, call_s)
 
 
 def _client(

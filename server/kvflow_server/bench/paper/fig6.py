@@ -243,7 +243,6 @@ class CrowdRun:
             pool_tokens=self.pool,
             everything_tokens=self.concurrency * (prompts + probed),
             dims=DIMS,
-            costs=self.costs,
         )
 
 

@@ -80,7 +80,8 @@ def _save(
         if title == next(iter(panels)):
             axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, 1.24))
         axes.set_title(title)
-    factor = report["effort"]["scale"]["factor"]
+    effort = report["effort"]
+    factor = effort.get("factor") or effort["scale"]["factor"]
     figure.supxlabel(f"{report['note']} Token counts divided by {factor}.", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -13,10 +13,11 @@ from rich.table import Table
 from kvflow_server.bench.report import EMULATED_DEVICE, versions
 from kvflow_server.bench.results import Spread, Workflow, paired, summarise
 from kvflow_server.bench.results import outputs_identical as identical
+from kvflow_server.emulated.costs import Costs
 
 from .belady import belady_s, least_loaded
 from .fig5 import MixResult, TestbedResult
-from .scale import AGENTS, Effort, Servers, scaled, wanted
+from .scale import AGENTS, Effort, scaled, wanted
 from .testbeds import Mix, Paper
 
 __all__ = [
@@ -60,7 +61,7 @@ def testbed_report(result: TestbedResult) -> Entry:
         "device": asdict(testbed.device),
         "model": asdict(testbed.model),
         "pool_tokens": testbed.pool_tokens,
-        "emulation": asdict(servers) | {"pcie_gbps": servers.pcie_gbps},
+        "emulation": asdict(servers),
     }
 
 
@@ -68,8 +69,8 @@ def mix_report(
     result: TestbedResult, mix: Mix, found: MixResult, effort: Effort
 ) -> Entry:
     """Speed-ups are over recomputation, in the median of paired workflows."""
-    small = scaled(mix, effort.scale.factor)
-    bound = _Bound.of(result.servers, small)
+    small = scaled(mix, effort.factor)
+    bound = _Bound.of(found.costs, result.servers.pool_tokens, small)
     seconds = {
         name: statistics.median(run.seconds for run in runs)
         for name, runs in found.workflows.items()
@@ -111,10 +112,9 @@ class _Bound:
     """Fixed prompts that the pool holds beside what a call adds."""
 
     @classmethod
-    def of(cls, servers: Servers, small: Mix) -> _Bound:
-        load = small.fixed * servers.dims.kv_bytes_per_token / servers.pcie_gbps / 1e9
-        room = servers.pool_tokens - small.dynamic - small.output
-        return cls(load, room / small.fixed)
+    def of(cls, costs: Costs, pool_tokens: int, small: Mix) -> _Bound:
+        room = pool_tokens - small.dynamic - small.output
+        return cls(costs.copy_seconds(small.fixed), room / small.fixed)
 
     def seconds(self, ideal_s: float) -> float:
         return belady_s(ideal_s, self.load_s, AGENTS, self.held)
@@ -217,9 +217,8 @@ def show(console: Console, report: Entry) -> None:
         console.print(_table(testbed, mixes))
         if extra := _others(mixes):
             console.print(extra)
-        console.print(
-            report["testbeds"][testbed]["emulation"]["costs"]["source"], style="dim"
-        )
+        for name, mix in mixes.items():
+            console.print(f"{name}: {mix['costs']['source']}.", style="dim")
     _show_verdict(console, report["verdict"])
     console.print(EMULATED_DEVICE, style="dim")
 

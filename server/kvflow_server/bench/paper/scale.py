@@ -53,11 +53,15 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How often, and at which scale."""
+    """How small, how long, and how often."""
 
-    scale: Scale
+    factor: int
+    """Every token count of the paper is divided by it."""
+    call_s: tuple[float, float, float]
+    """Seconds that a call of a mix takes here which finds its prompt, by the tokens
+    that it generates: up to 32, up to 256, more."""
     runs: tuple[int, int, int]
-    """Measured workflows of a mix: of up to 32 generated tokens, up to 256, more."""
+    """Measured workflows of a mix, likewise."""
     settling: int = 2
     """Workflows before the first mix of a prompt size."""
     agents: int = AGENTS
@@ -65,7 +69,14 @@ class Effort:
     """Of one workflow."""
 
     def runs_of(self, mix: Mix) -> int:
-        return self.runs[(mix.output > 32) + (mix.output > 256)]
+        return self.runs[_class_of(mix)]
+
+    def scale_of(self, testbed: Testbed, mix: Mix) -> Scale:
+        return Scale(self.factor, self.call_s[_class_of(mix)] / testbed.hit_s(mix))
+
+
+def _class_of(mix: Mix) -> int:
+    return (mix.output > 32) + (mix.output > 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +95,8 @@ class Servers:
     pool_tokens: int
     everything_tokens: int
     dims: TinyDims
-    costs: Costs
-    """Of the emulated device, before `device.tuned`."""
-
-    @property
-    def pcie_gbps(self) -> float:
-        return self.costs.bus_bytes_per_s / 1e9
+    pcie_gbps: float = 1.0
+    """Until they read the costs of the device (`emulated.pace`)."""
 
 
 def scaled(mix: Mix, factor: int) -> Mix:
@@ -137,7 +144,7 @@ def settings_of(
     mix: Mix, effort: Effort, servers: Servers, systems: tuple[str, ...]
 ) -> Settings:
     """The scaled mix as an experiment of `kvflow bench single`."""
-    small = scaled(mix, effort.scale.factor)
+    small = scaled(mix, effort.factor)
     return Settings(
         agents=effort.agents,
         fixed=small.fixed,
@@ -156,7 +163,7 @@ def everything_tokens(mixes: Iterable[Mix], effort: Effort) -> int:
     """Enough for all that is computed in all mixes."""
     total = 0
     for mix in mixes:
-        small = scaled(mix, effort.scale.factor)
+        small = scaled(mix, effort.factor)
         runs = effort.runs_of(mix) + effort.settling + SPARE_RUNS
         total += effort.agents * small.fixed
         total += effort.calls * runs * (small.dynamic + small.output)

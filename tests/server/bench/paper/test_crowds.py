@@ -30,7 +30,7 @@ def results(kvflow: float = 4.0) -> list[CrowdResult]:
     for crowded in CROWDED.values():
         for crowd, paper in crowded.fig6.items():
             costs = device_costs(crowded.testbed, crowd.mix, QUICK.scale)
-            servers = Servers(2304, 9000, DIMS, costs)
+            servers = Servers(2304, 9000, DIMS)
             result = CrowdResult(crowded, crowd, paper, 20, servers, costs, 0.1, 0.05)
             for system, seconds in (SECONDS | {"kvflow": kvflow}).items():
                 result.blocks[system] = [block(seconds)] * 3

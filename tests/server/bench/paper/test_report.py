@@ -13,7 +13,7 @@ from kvflow_server.bench.paper import fig5
 from kvflow_server.bench.paper.fig5 import QUICK, MixResult, TestbedResult
 from kvflow_server.bench.paper.plot import save_fig5
 from kvflow_server.bench.paper.report import build_report, show
-from kvflow_server.bench.paper.scale import DIMS, Effort, Scale, Servers, device_costs
+from kvflow_server.bench.paper.scale import DIMS, Effort, Servers, device_costs
 from kvflow_server.bench.paper.testbeds import TESTBEDS, Mix
 from kvflow_server.bench.report import make_console
 
@@ -22,11 +22,11 @@ SECONDS = {"ideal": 1.0, "recompute": 2.2, "hicache": 1.5, "kvflow": 1.0}
 
 def result(name: str, kvflow: float = 1.0) -> TestbedResult:
     testbed = TESTBEDS[name]
-    costs = device_costs(testbed, Mix(4096, 32, 32), QUICK.scale)
-    found = TestbedResult(testbed, Servers(2304, 9000, DIMS, costs))
+    found = TestbedResult(testbed, Servers(2304, 9000, DIMS))
     seconds = SECONDS | {"kvflow": kvflow}
     for mix in testbed.fig5:
         runs = {system: [workflow_of(s)] * 3 for system, s in seconds.items()}
+        costs = device_costs(testbed, mix, QUICK.scale_of(testbed, mix))
         found.mixes[mix] = MixResult(
             runs, {"kvflow": {"prefetch_tokens": 512.0}}, costs
         )
@@ -98,7 +98,7 @@ def test_figure_5_on_real_servers_keeps_the_proportions(
     mix = Mix(4096, 32, 32)
     small = replace(TESTBEDS["a10g"], fig5={mix: TESTBEDS["a10g"].fig5[mix]})
     monkeypatch.setitem(fig5.TESTBEDS, "a10g", small)
-    effort = Effort(Scale(factor=16, seconds=1 / 4), runs=(2, 1, 1), settling=1)
+    effort = Effort(factor=16, call_s=(0.3, 1.0, 1.0), runs=(2, 1, 1), settling=1)
     results = fig5.measure(effort, make_console(), ("a10g",))
     found = build_report(results, effort)["mixes"]["a10g"][str(mix)]
     assert found["outputs_identical"]
@@ -106,5 +106,6 @@ def test_figure_5_on_real_servers_keeps_the_proportions(
     assert found["tokens"]["ideal"]["recomputed"] < 100
     # The device is held back: nothing is faster than the data sheet says.
     testbed = TESTBEDS["a10g"]
-    assert found["recompute"] > 10 * testbed.prefill_s(4096) * effort.scale.seconds
+    seconds = effort.scale_of(testbed, mix).seconds
+    assert found["recompute"] > 10 * testbed.prefill_s(4096) * seconds
     assert found["costs"]["decode_s"] > 0

@@ -40,7 +40,7 @@ def test_nothing_is_scaled_to_nothing() -> None:
 
 
 def test_short_mixes_run_more_often() -> None:
-    effort = Effort(Scale(32, 1.0), runs=(9, 4, 2))
+    effort = Effort(32, (1.0, 1.0, 1.0), runs=(9, 4, 2))
     runs = [effort.runs_of(Mix(4096, out, out)) for out in (32, 256, 1024)]
     assert runs == [9, 4, 2]
 
@@ -48,16 +48,16 @@ def test_short_mixes_run_more_often() -> None:
 @pytest.mark.parametrize("effort", [QUICK, FULL])
 def test_one_pool_serves_both_prompt_sizes(effort: Effort) -> None:
     pools = set()
-    held = A10G.pool_tokens // effort.scale.factor
+    held = A10G.pool_tokens // effort.factor
     for mix in A10G.fig5:
-        servers = Servers(held, 0, DIMS, device_costs(A10G, mix, effort.scale))
+        servers = Servers(held, 0, DIMS)
         pools.add(settings_of(mix, effort, servers, ("kvflow",)).pool_tokens)
     assert pools == {held}
 
 
 def test_the_pool_that_never_evicts_holds_all_mixes() -> None:
     mixes = [Mix(4096, 32, 32), Mix(4096, 1024, 1024)]
-    effort = Effort(Scale(32, 1.0), runs=(3, 3, 3), settling=2)
+    effort = Effort(32, (1.0, 1.0, 1.0), runs=(3, 3, 3), settling=2)
     per_run = 10 * (1 + 1) + 10 * (32 + 32)
     assert everything_tokens(mixes, effort) > 2 * 10 * 128 + (3 + 2) * per_run
 
@@ -67,13 +67,15 @@ def test_the_pool_that_never_evicts_holds_all_mixes() -> None:
 def test_prefill_load_and_hit_stand_in_the_testbeds_proportion(
     testbed: Testbed, mix: Mix, effort: Effort
 ) -> None:
-    costs = device_costs(testbed, mix, effort.scale)
-    small = scaled(mix, effort.scale.factor)
+    costs = device_costs(testbed, mix, effort.scale_of(testbed, mix))
+    small = scaled(mix, effort.factor)
     prefill = costs.prefill_seconds([(0, small.fixed)])
     load = costs.copy_seconds(small.fixed)
     hit = costs.hit_seconds(small.fixed, small.dynamic, small.output)
     aim = wanted(testbed, mix)
-    assert prefill == pytest.approx(testbed.prefill_s(mix.fixed) * effort.scale.seconds)
+    seconds = effort.scale_of(testbed, mix).seconds
+    assert prefill == pytest.approx(testbed.prefill_s(mix.fixed) * seconds)
+    assert any(hit == pytest.approx(call, rel=1e-3) for call in effort.call_s)
     assert load / prefill == pytest.approx(aim.load)
     assert hit / prefill == pytest.approx(aim.hit, rel=1e-3)
 
