@@ -12,13 +12,14 @@ Same mathematics on the same pools. Whatever is not plain causal self-attention
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvflow_server.emulated.pace import paced_device
+from kvflow_server.emulated.pace import PacedDevice, paced_device
 from kvflow_server.emulated.streams import COMPUTE
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ class EmulatedAttention(_Backend):
 
     _spans: list[_Span]
 
-    def __init__(self, runner: Any) -> None:
-        super().__init__(runner)
-        self._device = paced_device()
+    @cached_property
+    def _device(self) -> PacedDevice | None:
+        return paced_device()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
