@@ -82,13 +82,13 @@ def measure(
     Starts servers and ends them on the way out, by Ctrl-C, too. Raises `ServerError`.
     """
     results: list[TestbedResult] = []
-    chosen = {
-        TESTBEDS[name]: [m for m in TESTBEDS[name].fig5 if not mixes or str(m) in mixes]
-        for name in testbeds
-    }
+    chosen = [
+        (testbed, [mix for mix in testbed.fig5 if not mixes or str(mix) in mixes])
+        for testbed in map(TESTBEDS.__getitem__, testbeds)
+    ]
     with terminable(), progress_bar(console) as progress, ExitStack() as stack:
         running = _start(stack, chosen, effort, progress, systems, course)
-        for testbed, own in chosen.items():
+        for testbed, own in chosen:
             results.append(TestbedResult(testbed, running.servers))
             for _, group in groupby(own, key=lambda mix: mix.fixed):
                 with ExitStack() as clients:
@@ -110,13 +110,13 @@ class _Running:
 
 def _start(
     stack: ExitStack,
-    chosen: Mapping[Testbed, Sequence[Mix]],
+    chosen: Sequence[tuple[Testbed, Sequence[Mix]]],
     effort: Effort,
     progress: Progress,
     systems: Sequence[str],
     course: Course | None,
 ) -> _Running:
-    (pool,) = {testbed.pool_tokens for testbed in chosen}
+    (pool,) = {testbed.pool_tokens for testbed, _ in chosen}
     servers = Servers(
         pool_tokens=pool // effort.factor,
         everything_tokens=max(
@@ -124,7 +124,7 @@ def _start(
         ),
         dims=DIMS,
     )
-    testbed, own = next(iter(chosen.items()))
+    testbed, own = chosen[0]
     scale = effort.scale_of(testbed, own[0])
     device = Device(stack, device_costs(testbed, own[0], scale))
     model = str(tiny_model(DIMS))
