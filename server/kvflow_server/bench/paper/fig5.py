@@ -119,9 +119,7 @@ def _start(
     (pool,) = {testbed.pool_tokens for testbed, _ in chosen}
     servers = Servers(
         pool_tokens=pool // effort.factor,
-        everything_tokens=max(
-            everything_tokens(own, effort) for own in chosen.values()
-        ),
+        everything_tokens=max(everything_tokens(own, effort) for _, own in chosen),
         dims=DIMS,
     )
     testbed, own = chosen[0]
