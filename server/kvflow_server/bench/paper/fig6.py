@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ __all__ = [
     "CrowdResult",
     "CrowdRun",
     "measure",
+    "run_crowds",
 ]
 
 SYSTEMS_OF_FIG6 = ("ideal", "recompute", "hicache", "kvflow")
@@ -54,7 +55,7 @@ class CrowdEffort:
     """Workflows that each client runs in a block, one after the other."""
 
 
-QUICK = CrowdEffort(Scale(factor=16, seconds=1 / 8), blocks=4, rounds=1)
+QUICK = CrowdEffort(Scale(factor=16, seconds=1 / 8), blocks=3, rounds=1)
 FULL = CrowdEffort(Scale(factor=16, seconds=1 / 8), blocks=7, rounds=2)
 
 
@@ -106,16 +107,37 @@ def measure(
     results: list[CrowdResult] = []
     with terminable(), progress_bar(console) as progress:
         for name in names:
-            for crowd, paper in CROWDED[name].fig6.items():
-                with ExitStack() as stack:
-                    one = CrowdRun(CROWDED[name], crowd, paper, effort)
-                    results.append(one.run(stack, progress, systems))
-                    keep(results)
+            crowds = [
+                CrowdRun(CROWDED[name], crowd, paper, effort)
+                for crowd, paper in CROWDED[name].fig6.items()
+            ]
+            for result in run_crowds(crowds, progress, systems):
+                results.append(result)
+                keep(results)
     return results
 
 
+def run_crowds(
+    crowds: Sequence[CrowdRun], progress: Progress, systems: Sequence[str]
+) -> Iterator[CrowdResult]:
+    """Of one testbed, one after the other on the same servers."""
+    with ExitStack() as stack:
+        device = Device(stack, crowds[0].costs)
+        servers = max((one.servers() for one in crowds), key=_size)
+        model = str(tiny_model(DIMS))
+        started = {n: start(SYSTEMS[n], servers, model, device.env) for n in systems}
+        start_all(stack, progress, started)
+        urls = {name: server.url for name, server in started.items()}
+        for crowd in crowds:
+            yield crowd.run(progress, device, urls)
+
+
+def _size(servers: Servers) -> int:
+    return servers.everything_tokens
+
+
 class CrowdRun:
-    """One crowd on servers of its own."""
+    """One crowd; its clients have prompts of their own."""
 
     def __init__(
         self, crowded: Crowded, crowd: Crowd, paper: Paper, effort: CrowdEffort
@@ -132,26 +154,27 @@ class CrowdRun:
         self.paper = paper
 
     def run(
-        self, stack: ExitStack, progress: Progress, systems: Sequence[str]
+        self, progress: Progress, device: Device, urls: Mapping[str, str]
     ) -> CrowdResult:
+        """On servers that have nothing else to do."""
         label = f"{self.crowded.testbed.name} {self.crowd}"
-        device, servers = Device(stack, self.costs), self._servers()
-        model = str(tiny_model(DIMS))
-        started = {n: start(SYSTEMS[n], servers, model, device.env) for n in systems}
-        start_all(stack, progress, started)
-        speed = _Speed(self, started["ideal"].url)
-        costs = self._tuned(device, speed)
-        result = CrowdResult(
-            self.crowded,
-            self.crowd,
-            self.paper,
-            self.concurrency,
-            servers,
-            costs,
-            *speed.measured(),
-        )
-        clients = {n: self._clients(stack, n, started[n].url) for n in systems}
-        self._measure(progress, label, clients, result)
+        with ExitStack() as stack:
+            clients = {n: self._clients(stack, n, url) for n, url in urls.items()}
+            for own in clients.values():
+                own[0].flush()
+            speed = _Speed(self, urls["ideal"])
+            device.become(self.costs)
+            costs = self._tuned(device, speed)
+            result = CrowdResult(
+                self.crowded,
+                self.crowd,
+                self.paper,
+                self.concurrency,
+                self.servers(),
+                costs,
+                *speed.measured(),
+            )
+            self._measure(progress, label, clients, result)
         return result
 
     def _tuned(self, device: Device, speed: _Speed) -> Costs:
@@ -234,7 +257,7 @@ class CrowdRun:
             seed=seed,
         )
 
-    def _servers(self) -> Servers:
+    def servers(self) -> Servers:
         suffix = self.small.dynamic + self.small.output
         runs = (self.effort.blocks + 1) * self.effort.rounds
         prompts = self.agents * self.small.fixed + self.calls * runs * suffix

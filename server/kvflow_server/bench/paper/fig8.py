@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,7 @@ from kvflow_server.sim.peer import (
     output_tokens,
 )
 
-from .fig6 import CrowdEffort, CrowdResult, CrowdRun
+from .fig6 import CrowdEffort, CrowdResult, CrowdRun, run_crowds
 from .scale import DIMS
 from .testbeds import CROWDED, Crowd, Crowded, Mix
 
@@ -139,8 +138,7 @@ def measure_peer(
     results: list[CrowdResult] = []
     with terminable(), progress_bar(console) as progress:
         for name in names:
-            with ExitStack() as stack:
-                one = PeerRun(CROWDED[name], effort, asked)
-                results.append(one.run(stack, progress, systems))
-                keep(results)
+            crowds = [PeerRun(CROWDED[name], effort, asked)]
+            results += run_crowds(crowds, progress, systems)
+            keep(results)
     return results

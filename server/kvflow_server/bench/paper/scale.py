@@ -38,6 +38,9 @@ DIMS = TinyDims(
 """So small that the emulated device, and not the processor, says how long a pass takes."""
 
 
+MOST_OUTPUT = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How small, and how fast."""
@@ -100,10 +103,12 @@ class Servers:
 
 
 def scaled(mix: Mix, factor: int) -> Mix:
-    """Rounded, at least one token of each."""
-    return Mix(
-        *(max(1, round(n / factor)) for n in (mix.fixed, mix.dynamic, mix.output))
+    """Rounded, at least one token of each. Answers are cut to a few tokens, which then
+    stand for more: what this machine takes for a step varies, and would be all noise."""
+    fixed, dynamic, output = (
+        max(1, round(n / factor)) for n in (mix.fixed, mix.dynamic, mix.output)
     )
+    return Mix(fixed, dynamic, min(output, MOST_OUTPUT))
 
 
 def wanted(testbed: Testbed, mix: Mix) -> Proportion:

@@ -32,7 +32,11 @@ EVERY = [
 
 
 def test_every_count_is_divided_by_the_same_factor() -> None:
-    assert scaled(Mix(8192, 128, 1024), 16) == Mix(512, 8, 64)
+    assert scaled(Mix(8192, 1024, 128), 16) == Mix(512, 64, 8)
+
+
+def test_a_long_answer_is_cut_and_takes_as_long() -> None:
+    assert scaled(Mix(8192, 1024, 1024), 16) == Mix(512, 64, 8)
 
 
 def test_nothing_is_scaled_to_nothing() -> None:
@@ -75,9 +79,9 @@ def test_prefill_load_and_hit_stand_in_the_testbeds_proportion(
     aim = wanted(testbed, mix)
     seconds = effort.scale_of(testbed, mix).seconds
     assert prefill == pytest.approx(testbed.prefill_s(mix.fixed) * seconds)
-    assert any(hit == pytest.approx(call, rel=1e-3) for call in effort.call_s)
+    assert any(hit == pytest.approx(call, rel=1e-2) for call in effort.call_s)
     assert load / prefill == pytest.approx(aim.load)
-    assert hit / prefill == pytest.approx(aim.hit, rel=1e-3)
+    assert hit / prefill == pytest.approx(aim.hit, rel=1e-2)
 
 
 def test_the_pass_over_a_suffix_is_one_pass_there_and_here() -> None:
