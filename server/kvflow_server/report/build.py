@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from .page import Section, Table, write_page
+from .paper import PAPER_SECTIONS
 from .sections import EMULATED_SECTIONS, Results, cost_section
 from .simulated import SIMULATED_SECTIONS
 from .traces import traces_section
@@ -28,6 +29,7 @@ def build_report(folder: Path, out: Path) -> Path:
         make(results)
         for make in (
             *EMULATED_SECTIONS,
+            *PAPER_SECTIONS,
             *SIMULATED_SECTIONS,
             traces_section,
             cost_section,

@@ -23,8 +23,8 @@ def report(
 ) -> None:
     """Put everything that was measured and simulated on one page.
 
-    The page shows what the JSON files hold and computes nothing of its own, but for the
-    simulator's agreement with what was measured.
+    The page shows what the JSON files hold and computes nothing of its own, but for
+    ratios of the runs in them and the simulator's agreement with what was measured.
     """
     from .build import build_report
 

@@ -6,13 +6,13 @@ A section that misses a result says so, and nothing is shown that no run has mad
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .page import Picture, Section, Table
 
-__all__ = ["EMULATED_SECTIONS", "Results", "cost_section", "number"]
+__all__ = ["EMULATED_SECTIONS", "Report", "Results", "cost_section", "number"]
 
 Report = Mapping[str, Any]
 
@@ -95,63 +95,6 @@ def single_section(results: Results) -> Section:
     head = ["run", "fixed/dynamic/output", "bus, GB/s", *(t for _, t in _SINGLE)]
     section.parts.append(Table("Speed-ups of KVFlow", [*head, "same outputs"], rows))
     return section
-
-
-def fig5_section(results: Results) -> Section:
-    """Figure 5 on the emulated accelerator."""
-    from kvflow_server.bench.paper.plot import save_fig5
-
-    section = Section(
-        "Figure 5, rerun on the emulated accelerator",
-        [
-            "The paper's twelve mixes with all token counts divided by one factor. Real "
-            "servers answer real requests with a tiny model; how long each pass and each "
-            "copy takes is emulated, after the testbed's data sheets. Belady is a bound "
-            "for whoever knows the future, not a system.",
-            "Today's HiCache overlaps a load with the layers that compute, and is a "
-            "stronger baseline than the paper's.",
-        ],
-    )
-    for name in results.names("paper-fig5*"):
-        report = results.get(name, section)
-        section.parts.append(
-            results.picture(
-                name,
-                "Speed-ups over recomputation, the paper's beside ours",
-                lambda path, report=report: save_fig5(path, report),  # type: ignore[misc]
-            )
-        )
-        rows = list(_fig5_rows(report))
-        head = ["testbed", "mix", "recompute, s", "HiCache, s", "KVFlow, s", "ideal, s"]
-        head += ["Belady, s", "KVFlow over recompute", "paper", "over HiCache", "paper"]
-        head += ["KVFlow of Belady", "load/prefill (wanted)", "run/prefill (wanted)"]
-        section.parts.append(Table(name, head, rows))
-        quick = " --quick" if "quick" in name else ""
-        section.commands.append(
-            f"kvflow bench paper --fig 5{quick} --json results/{name}.json"
-        )
-    if not section.parts:
-        section.missing.append("paper-fig5.json")
-    return section
-
-
-def _fig5_rows(report: Report) -> Iterator[list[str]]:
-    systems = ("recompute", "hicache", "kvflow", "ideal", "belady")
-    for testbed, mixes in report["mixes"].items():
-        for name, mix in mixes.items():
-            ours, paper = mix["speedup"], mix["paper"]
-            wanted, got = mix["proportion"]["wanted"], mix["proportion"]["reached"]
-            yield [
-                testbed,
-                name,
-                *(number(mix[system]) for system in systems),
-                number(ours["kvflow"], 3),
-                number(paper["kvflow"], 3),
-                number(ours["kvflow_over_hicache"], 3),
-                number(paper["kvflow_over_hicache"], 3),
-                number(mix["kvflow_over_belady"], 3),
-                *(f"{number(got[k])} ({number(wanted[k])})" for k in ("load", "hit")),
-            ]
 
 
 def cost_section(results: Results) -> Section:
@@ -245,4 +188,4 @@ _COSTS = {
     "soak-quiet": _quiet_soak_rows,
     "sdk": _sdk_rows,
 }
-EMULATED_SECTIONS = (single_section, fig5_section)
+EMULATED_SECTIONS = (single_section,)

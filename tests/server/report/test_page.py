@@ -45,6 +45,12 @@ def test_without_results_every_section_says_what_is_missing(tmp_path: Path) -> N
     missing = [text for text in page.said if "has not been kept" in text]
     for name in (
         "paper-fig5",
+        "paper-fig6",
+        "paper-fig8",
+        "paper-ablation",
+        "paper-stock-policies",
+        "paper-branches",
+        "paper-dynamic",
         "simulated-figures",
         "mooncake",
         "engine",

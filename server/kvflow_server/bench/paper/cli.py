@@ -17,17 +17,17 @@ from .testbeds import CROWDED, TESTBEDS
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["app"]
+__all__ = ["DEFAULT_MIXES", "DEFAULT_TESTBEDS", "app"]
 
 app = typer.Typer()
-_TESTBEDS = {
+DEFAULT_TESTBEDS = {
     "5": list(TESTBEDS),
     "6": list(CROWDED),
     "8": list(CROWDED),
     "branches": ["h100"],
     "dynamic": ["h100", "a10g"],
 }
-_MIXES = {"branches": ["4096/32/32", "8192/32/32"], "dynamic": ["8192/32/32"]}
+DEFAULT_MIXES = {"branches": ["4096/32/32", "8192/32/32"], "dynamic": ["8192/32/32"]}
 """Those that are run when none is named; of figure 5, all."""
 
 
@@ -102,7 +102,7 @@ def paper(
     keep(report)
     if json_path is not None:
         console.print(f"Report: {json_path}")
-    if plot is not None and fig in _PLOTS:
+    if plot is not None:
         _plot(fig, plot, report)
         console.print(f"Plot: {plot}")
 
@@ -135,18 +135,18 @@ class _Chosen:
     ) -> _Chosen:
         from kvflow_server.bench.systems import SYSTEMS
 
-        if fig not in _TESTBEDS:
+        if fig not in DEFAULT_TESTBEDS:
             raise typer.BadParameter(
-                f"{fig!r}: use {', '.join(_TESTBEDS)}", param_hint="--fig"
+                f"{fig!r}: use {', '.join(DEFAULT_TESTBEDS)}", param_hint="--fig"
             )
-        known = _TESTBEDS[fig]
+        known = DEFAULT_TESTBEDS[fig]
         names = names_in(testbeds, known, "--testbeds") or known
         every = (
             {str(mix) for name in names for mix in TESTBEDS[name].fig5}
             if fig not in ("6", "8")
             else ()
         )
-        only = names_in(mixes, every, "--mixes") or _MIXES.get(fig, [])
+        only = names_in(mixes, every, "--mixes") or DEFAULT_MIXES.get(fig, [])
         added = names_in(systems, SYSTEMS, "--systems")
         asked = _questions(dataset) if fig == "8" else []
         return cls(fig, quick, names, added, only, asked)
@@ -166,14 +166,16 @@ def _questions(path: Path | None) -> list[str]:
         raise typer.BadParameter(str(error)) from error
 
 
-_PLOTS = ("5", "6", "8")
-
-
 def _plot(fig: str, path: Path, report: dict[str, Any]) -> None:
+    from .bars import save_systems
     from .plot import save_fig5, save_fig6
 
-    save = save_fig5 if fig == "5" else save_fig6
-    save(path, report)
+    if fig in ("6", "8"):
+        save_fig6(path, report)
+    elif fig == "5":
+        save_fig5(path, report)
+    else:
+        save_systems(path, report, "recompute")
 
 
 def _fig5(console: Console, chosen: _Chosen, keep: Keep) -> Report:
@@ -222,18 +224,18 @@ def _fig8(console: Console, chosen: _Chosen, keep: Keep) -> Report:
 
 def _course(console: Console, chosen: _Chosen, keep: Keep) -> Report:
     from .courses import COURSES
-    from .fig5 import FULL, QUICK, SYSTEMS_OF_FIG5, measure
-    from .report_course import build_report_course, show_course
+    from .fig5 import FULL, QUICK, measure
+    from .report_course import SYSTEMS_OF_A_COURSE, build_report_course, show_course
 
     course = COURSES[chosen.fig]
-    own = (*SYSTEMS_OF_FIG5, "kvflow-steps", "kvflow-unlearnt")
     effort = replace(
         QUICK if chosen.quick else FULL,
         agents=course.agents,
         calls=course.calls,
         settling=4,
     )
-    args = effort, console, chosen.testbeds, chosen.with_systems(own), chosen.mixes
+    systems = chosen.with_systems(SYSTEMS_OF_A_COURSE)
+    args = effort, console, chosen.testbeds, systems, chosen.mixes
     return _run(
         lambda told: measure(*args, told, course),
         lambda done: build_report_course(done, effort, course),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
+
+from .bars import small_print, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +44,7 @@ def save_fig6(path: Path, report: Mapping[str, Any]) -> None:
     """Draw what `build_report6` returned; quartiles of the paired blocks."""
     panels = {}
     for name, crowds in report["crowds"].items():
-        panels[name] = {
+        panels[titled(name)] = {
             crowd: entry
             | {
                 "bound": entry["speedup"]["ideal_over_recompute"],
@@ -59,10 +62,10 @@ def save_fig6(path: Path, report: Mapping[str, Any]) -> None:
 def _save(
     path: Path,
     panels: Mapping[str, Mapping[str, Any]],
-    words: tuple[str, str],
+    axis: tuple[str, str],
     report: Mapping[str, Any],
 ) -> None:
-    """`words`: what is under the panels, and what the dashed line is."""
+    """`axis`: what is under the panels, and what the dashed line is."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -76,13 +79,11 @@ def _save(
         squeeze=False,
     )
     for axes, (title, entries) in zip(grid[:, 0], panels.items(), strict=True):
-        _panel(axes, entries, words)
+        _panel(axes, entries, axis)
         if title == next(iter(panels)):
             axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, 1.24))
         axes.set_title(title)
-    effort = report["effort"]
-    factor = effort.get("factor") or effort["scale"]["factor"]
-    figure.supxlabel(f"{report['note']} Token counts divided by {factor}.", fontsize=8)
+    figure.supxlabel(fill(small_print(report), 130), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

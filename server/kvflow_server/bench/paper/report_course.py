@@ -14,18 +14,23 @@ from kvflow_server.bench.report import EMULATED_DEVICE, versions
 from kvflow_server.bench.results import Workflow, paired
 
 from .courses import Course
-from .fig5 import MixResult, TestbedResult
+from .fig5 import SYSTEMS_OF_FIG5, MixResult, TestbedResult
+from .offline import least_brought_in, prompt_parts
 from .report import Entry, details, testbed_report
-from .scale import Effort
+from .scale import Effort, scaled
+from .testbeds import Mix
 
-__all__ = ["build_report_course", "show_course"]
+__all__ = ["SYSTEMS_OF_A_COURSE", "build_report_course", "show_course"]
+
+SYSTEMS_OF_A_COURSE = (*SYSTEMS_OF_FIG5, "kvflow-steps", "kvflow-unlearnt")
 
 
 def build_report_course(
     results: Sequence[TestbedResult], effort: Effort, course: Course
 ) -> Entry:
     """Plain values. `mixes.<testbed>.<fixed/dynamic/output>` has the median seconds of
-    each system and `speedup.<system>_over_<system>`, medians over paired workflows."""
+    each system and `speedup.<system>_over_<system>`, medians over paired workflows;
+    `belady` is a bound, not a system: see `_optimum`."""
     return {
         "figure": course.name,
         "about": course.about,
@@ -36,7 +41,8 @@ def build_report_course(
         "testbeds": {result.testbed.name: testbed_report(result) for result in results},
         "mixes": {
             result.testbed.name: {
-                str(mix): _mix(found) for mix, found in result.mixes.items()
+                str(mix): _mix(found) | _optimum(result, mix, found, effort, course)
+                for mix, found in result.mixes.items()
             }
             for result in results
         },
@@ -59,6 +65,40 @@ def _mix(found: MixResult) -> Entry:
     }
 
 
+def _optimum(
+    result: TestbedResult, mix: Mix, found: MixResult, effort: Effort, course: Course
+) -> Entry:
+    """The offline optimum of the way that the measured runs took, in tokens of fixed
+    prompts and in seconds of a workflow.
+
+    In time it is the longer of the computing (the pool that never evicts) and of the bus,
+    if it carries no more than the least tokens and all that is missed is loaded. A
+    system that computes part of that instead can be below it, where the bus is the longer
+    of the two.
+    """
+    runs, costs = found.workflows, found.costs
+    small = scaled(mix, effort.factor)
+    numbers = {f"agent-{number}": number for number in range(course.agents)}
+    calls = [
+        prompt_parts(course, numbers[call.agent], small.fixed)
+        for run in runs["ideal"]
+        for call in run.calls
+    ]
+    pool, beside = result.servers.pool_tokens, small.dynamic + small.output
+    least = least_brought_in(calls, beside, pool) / len(runs["ideal"])
+    token_s = costs.kv_bytes / costs.bus_bytes_per_s
+    ideal_s = _median(runs["ideal"])
+    pairs = zip(runs["kvflow"], runs["ideal"], strict=True)
+    times = [run.seconds / max(best.seconds, least * token_s) for run, best in pairs]
+    return {
+        "belady": max(ideal_s, least * token_s),
+        "least_loaded_tokens": least,
+        "kvflow_over_belady": statistics.median(times),
+        "load_below_run": small.fixed * token_s < ideal_s / course.calls,
+        "costs": costs.to_dict(),
+    }
+
+
 def _median(runs: Sequence[Workflow]) -> float:
     return statistics.median(run.seconds for run in runs)
 
@@ -69,6 +109,12 @@ def show_course(console: Console, report: Entry) -> None:
     for testbed, mixes in report["mixes"].items():
         for mix, entry in mixes.items():
             console.print(_table(f"{testbed} {mix}", entry))
+            console.print(
+                f"The bound (Belady) is {entry['belady']:.3f} s and "
+                f"{entry['least_loaded_tokens']:,.0f} tokens brought in; KVFlow takes "
+                f"{entry['kvflow_over_belady']:.3f} times as long.",
+                style="dim",
+            )
     console.print(EMULATED_DEVICE, style="dim")
 
 

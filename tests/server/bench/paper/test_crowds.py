@@ -6,42 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fig5_report import call_of
+from paper_reports import crowd_results
 from rich.console import Console
 
 from kvflow_server.bench.paper import fig6
-from kvflow_server.bench.paper.fig6 import QUICK, Block, CrowdEffort, CrowdResult
+from kvflow_server.bench.paper.fig6 import QUICK, CrowdEffort
 from kvflow_server.bench.paper.plot import save_fig6
 from kvflow_server.bench.paper.report6 import build_report6, show6
-from kvflow_server.bench.paper.scale import DIMS, Scale, Servers, device_costs
+from kvflow_server.bench.paper.scale import Scale
 from kvflow_server.bench.paper.testbeds import CROWDED
 from kvflow_server.bench.report import make_console
-from kvflow_server.bench.results import Workflow
-
-SECONDS = {"ideal": 4.0, "recompute": 6.0, "hicache": 5.0, "kvflow": 4.0}
-
-
-def block(seconds: float) -> Block:
-    return Block(seconds, (Workflow(seconds, (call_of(seconds),)),) * 20)
-
-
-def results(kvflow: float = 4.0) -> list[CrowdResult]:
-    found = []
-    for crowded in CROWDED.values():
-        for crowd, paper in crowded.fig6.items():
-            costs = device_costs(crowded.testbed, crowd.mix, QUICK.scale)
-            servers = Servers(2304, 9000, DIMS)
-            result = CrowdResult(crowded, crowd, paper, 20, servers, costs, 0.1, 0.05)
-            for system, seconds in (SECONDS | {"kvflow": kvflow}).items():
-                result.blocks[system] = [block(seconds)] * 3
-                result.counters[system] = {}
-            found.append(result)
-    return found
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    return build_report6(results(), QUICK)
+    return build_report6(crowd_results(), QUICK)
 
 
 def test_all_four_crowds_are_reported(report: dict[str, Any]) -> None:
@@ -62,7 +41,7 @@ def test_throughput_latency_and_speedup_are_there(report: dict[str, Any]) -> Non
 
 def test_a_crowd_slower_than_a_baseline_is_named(report: dict[str, Any]) -> None:
     assert report["verdict"]["slower_than_a_baseline"] == {}
-    slow = build_report6(results(kvflow=6.0), QUICK)["verdict"]
+    slow = build_report6(crowd_results({"kvflow": 6.0}), QUICK)["verdict"]
     assert len(slow["slower_than_a_baseline"]) == 4
     assert len(slow["short_of_the_paper"]) == 4
 

@@ -6,36 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fig5_report import workflow_of
+from paper_reports import fig5_result
 from rich.console import Console
 
 from kvflow_server.bench.paper import fig5
-from kvflow_server.bench.paper.fig5 import QUICK, MixResult, TestbedResult
+from kvflow_server.bench.paper.fig5 import QUICK
 from kvflow_server.bench.paper.plot import save_fig5
 from kvflow_server.bench.paper.report import build_report, show
-from kvflow_server.bench.paper.scale import DIMS, Effort, Servers, device_costs
+from kvflow_server.bench.paper.scale import Effort
 from kvflow_server.bench.paper.testbeds import TESTBEDS, Mix
 from kvflow_server.bench.report import make_console
-
-SECONDS = {"ideal": 1.0, "recompute": 2.2, "hicache": 1.5, "kvflow": 1.0}
-
-
-def result(name: str, kvflow: float = 1.0) -> TestbedResult:
-    testbed = TESTBEDS[name]
-    found = TestbedResult(testbed, Servers(2304, 9000, DIMS))
-    seconds = SECONDS | {"kvflow": kvflow}
-    for mix in testbed.fig5:
-        runs = {system: [workflow_of(s)] * 3 for system, s in seconds.items()}
-        costs = device_costs(testbed, mix, QUICK.scale_of(testbed, mix))
-        found.mixes[mix] = MixResult(
-            runs, {"kvflow": {"prefetch_tokens": 512.0}}, costs
-        )
-    return found
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    return build_report([result("a10g"), result("h100")], QUICK)
+    return build_report([fig5_result("a10g"), fig5_result("h100")], QUICK)
 
 
 def test_all_twelve_mixes_have_seconds_and_speedups(report: dict[str, Any]) -> None:
@@ -66,7 +51,7 @@ def test_a_mix_short_of_the_paper_is_named(report: dict[str, Any]) -> None:
 
 
 def test_a_mix_slower_than_a_baseline_is_named() -> None:
-    slow = build_report([result("h100", kvflow=1.6)], QUICK)["verdict"]
+    slow = build_report([fig5_result("h100", {"kvflow": 1.6})], QUICK)["verdict"]
     assert len(slow["slower_than_a_baseline"]) == 6
     assert len(slow["over_belady_by_5_percent"]) == 6
 
