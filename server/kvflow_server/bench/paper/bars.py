@@ -139,6 +139,8 @@ def _groups(axes: Axes, cases: Sequence[Case], bars: Sequence[_Bar]) -> None:
         for label in labels:
             label.set(fontsize=6.5, color="white" if bar.colour in _DARK else "black")
     axes.set_xticks(range(len(cases)), [case.name for case in cases])
+    beside = max(0.6, (3 - len(cases)) / 2)  # few groups are no wider than many
+    axes.set_xlim(-beside, len(cases) - 1 + beside)
 
 
 def _optimum(axes: Axes, cases: Sequence[Case], base: str) -> None:
