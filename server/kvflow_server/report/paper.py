@@ -23,7 +23,8 @@ Draw = Callable[[Path, Report], None]
 _EMULATED = (
     "Emulated: how long a pass of the model and a copy over the bus take, after the "
     "testbed's data sheet; token counts are divided by one factor, seconds by one for "
-    "each case. Real: servers, requests, scheduler, radix tree, copies, every decision."
+    "each case, and long answers are cut to a few tokens that take as long. "
+    "Real: servers, requests, scheduler, radix tree, copies, every decision."
 )
 _HICACHE = (
     "Today's HiCache overlaps a load with the layers that compute, and is a stronger "
