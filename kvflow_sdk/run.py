@@ -92,6 +92,7 @@ class Run:
         self._likelihood: Snapshot[float] | None = None
         self._seq = 0
         self._sent = 0
+        self._carried = 0
         self._ends: list[tuple[str, str | None]] = []
         """Of agents, and of their callers, that are not taken into account yet."""
         self._final = False
@@ -207,7 +208,15 @@ class Run:
         with self._lock:
             if self._ends:
                 self._settle()
+            if agent is not None:
+                self._carried = self._seq
             return self._snapshot(agent, fixed)
+
+    def carried(self) -> bool:
+        """Whether a call has just told where the run stands, as far as that is known."""
+        with self._lock:
+            self._settle()
+            return self._seq == self._carried and not self._final
 
     def unsent(self) -> StepUpdate | None:
         """Where the run stands, if that has changed since this was asked last.

@@ -25,6 +25,7 @@ import msgspec
 from . import wire
 from .config import Config
 from .counters import Counters
+from .noted import Noted
 from .prewarm import PREWARM_PATH, PrewarmRequest
 from .target import Target, json_of, taken
 from .wire import StepUpdate
@@ -69,7 +70,8 @@ class Stream:
         self._resting = False
         self._lively_until = 0.0
         self._targets: dict[str, Target] = {}
-        self._touched: dict[str, Run] = {}
+        self._noted = Noted(self._config.max_runs)
+        self._flushing = 0
         self._probes: dict[str, Callable[[bool | None], None]] = {}
         self._chores: deque[Callable[[], None]] = deque(maxlen=MAX_CHORES)
         self._thread: threading.Thread | None = None
@@ -101,8 +103,7 @@ class Stream:
         # interpreter's own: whoever gets here is about to make a call.
         if self._closed or not self._targets:
             return
-        self._touched[run.id] = run
-        if len(self._touched) > self._config.max_runs:
+        if self._noted.touch(run):
             self._drop_oldest()
         if self._resting or self._thread is None:
             with self._lock:
@@ -139,7 +140,12 @@ class Stream:
     def flush(self, timeout: float) -> bool:
         """Wait until all is sent that can be; False after `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(self._idle, timeout)
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(self._idle, timeout)
+            finally:
+                self._flushing -= 1
 
     def stop(self) -> None:
         """Take nothing more; the thread ends when all is sent that can be."""
@@ -166,7 +172,7 @@ class Stream:
     def _idle(self) -> bool:
         now = time.monotonic()
         waiting = (t for t in self._targets.values() if t.pending or t.prompts)
-        mine = self._busy or self._touched or self._probes or self._chores
+        mine = self._busy or self._noted or self._probes or self._chores
         return not (mine or any(t.not_before <= now for t in waiting))
 
     def _wake(self) -> None:
@@ -200,7 +206,7 @@ class Stream:
         """The next thing to do, waited for; None when the stream is closed."""
         with self._changed:
             while True:
-                if self._touched:
+                if self._noted.due(time.monotonic(), hurry=self._hurry):
                     self._busy = True
                     return self._collect
                 if self._probes:
@@ -227,7 +233,7 @@ class Stream:
                     self._changed.wait(POLL_S)
                     continue
                 self._resting = True
-                if self._touched or self._chores:
+                if self._noted.touched or self._chores:
                     # Noted by somebody who did not see yet that this thread rests.
                     self._resting = False
                     continue
@@ -238,19 +244,22 @@ class Stream:
 
     def _drop_oldest(self) -> None:
         with self._lock:
-            oldest = next(iter(list(self._touched)), None)
-            if oldest is not None and self._touched.pop(oldest, None) is not None:
+            if self._noted.drop_oldest():
                 self.counters.add("steps.dropped")
 
     def _collect(self, _: Channels) -> None:
         """Let wait what runs have to say; worked out here, not where it happened."""
-        noted = [self._touched.pop(run_id, None) for run_id in list(self._touched)]
-        updates = [run.unsent() for run in noted if run is not None]
-        self._lively_until = time.monotonic() + LIVELY_S
+        now = time.monotonic()
+        if self._noted.touched:
+            self._lively_until = now + LIVELY_S
+        updates = self._noted.take(now, hurry=self._hurry)
         with self._lock:
             for update in updates:
-                if update is not None:
-                    self._keep(update)
+                self._keep(update)
+
+    @property
+    def _hurry(self) -> bool:
+        return self._closed or self._flushing > 0
 
     def _keep(self, update: StepUpdate) -> None:
         bound = self._config.max_runs

@@ -35,7 +35,7 @@ FLOORS = [
     ["kvflow_sdk.frontier"],
     ["kvflow_sdk.position"],
     ["kvflow_sdk.run"],
-    ["kvflow_sdk.target"],
+    ["kvflow_sdk.noted", "kvflow_sdk.target"],
     ["kvflow_sdk.context", "kvflow_sdk.stream"],
     ["kvflow_sdk.client", "kvflow_sdk.agent", "kvflow_sdk.openai"],
     ["kvflow_integrations.adapter"],

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvflow_sdk import noted, wire
 from kvflow_sdk import target as target_module
-from kvflow_sdk import wire
 from kvflow_sdk.config import Config
 from kvflow_sdk.counters import Counters
+from kvflow_sdk.graph import AgentStepGraph
+from kvflow_sdk.run import Run
 from kvflow_sdk.stream import Stream, _flush_all
 from kvflow_sdk.target import MAX_BATCH, Target
 
@@ -311,3 +313,69 @@ def test_the_end_of_a_process_waits_for_a_server_that_takes_steps(
     stream.put(snapshot(planner=0))
     _flush_all()
     assert stream.counters["steps.sent"] == 1
+
+
+def sequence_run(stream: Stream) -> Run:
+    graph = AgentStepGraph.sequence(["a", "b", "c"])
+    return Run(graph, client="c", outbox=stream)
+
+
+def steps_of(server: Loopback) -> list[tuple[int, dict[str, int] | None]]:
+    seen = server.at(wire.STEPS_PATH)
+    return [(u.seq, dict(u.steps or {})) for request in seen for u in request.updates]
+
+
+def test_what_a_call_has_carried_is_not_sent_beside_it(
+    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noted, "CARRIED_S", 3600.0)
+    stream = start(server.root)
+    run = sequence_run(stream)
+    for name in "abc":
+        run.start(name)
+        run.snapshot(agent=name)
+        run.end(name)
+    run.finish()
+    assert stream.flush(5)
+    (last,) = [u for r in server.at(wire.STEPS_PATH) for u in r.updates]
+    assert last.final
+
+
+def test_what_a_call_has_carried_is_sent_when_nothing_follows(
+    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noted, "CARRIED_S", 0.02)
+    stream = start(server.root)
+    run = sequence_run(stream)
+    run.start("a")
+    carried = run.snapshot(agent="a")
+    server.wait(wire.STEPS_PATH)
+    assert steps_of(server)[-1] == (carried.seq, carried.steps)
+
+
+def test_what_follows_a_call_is_sent_at_once(
+    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noted, "CARRIED_S", 3600.0)
+    stream = start(server.root)
+    run = sequence_run(stream)
+    run.start("a")
+    run.snapshot(agent="a")
+    run.end("a")
+    server.wait(wire.STEPS_PATH)
+    assert steps_of(server)[-1][1] == {"b": 0, "c": 1} or steps_of(server)[-1][1] == {
+        "b": 1,
+        "c": 2,
+    }
+
+
+def test_a_flush_sends_what_a_call_has_carried(
+    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noted, "CARRIED_S", 3600.0)
+    stream = start(server.root)
+    run = sequence_run(stream)
+    run.start("a")
+    carried = run.snapshot(agent="a")
+    assert stream.flush(5)
+    assert steps_of(server)[-1] == (carried.seq, carried.steps)
