@@ -43,7 +43,7 @@ MAX_CHORES = 64
 COALESCE_S = 0.001
 """Until a snapshot is sent that nothing else waited with. Whoever made it is about to
 make a call, and goes on meanwhile without this thread in its way."""
-POLL_S = 0.005
+POLL_S = 0.02
 LIVELY_S = 1.0
 """So long after the last snapshot the thread looks by itself, every `POLL_S`, and whoever
 starts or ends an agent does not have to wake it: that costs as much as all else does."""
