@@ -47,7 +47,7 @@ class PacedDevice:
         self._costs = load_costs(path)
         self._read_at = path.stat().st_mtime_ns
         changed(self._costs)
-        self._due = 0.0
+        self._due = self._ended = float("-inf")
         self._layer_s = 0.0
 
     @property
@@ -69,19 +69,28 @@ class PacedDevice:
         self._begin(self.costs.prefill_seconds(shapes))
 
     def begin_decode(self, requests: int, context: int) -> None:
-        """A pass over one token of each request; `context` is the sum of lengths."""
-        self._begin(self.costs.decode_seconds(requests, context))
+        """A pass over one token of each request; `context` is the sum of lengths.
 
-    def _begin(self, seconds: float) -> None:
+        It follows the pass before without a gap, if the scheduler took no longer than
+        that pass to come to it: on a GPU SGLang's overlap scheduling prepares a step
+        while the one before runs. (A prefill may have waited for a request to arrive.)
+        """
+        hidden = self._layer_s * self._costs.layers
+        self._begin(self.costs.decode_seconds(requests, context), hidden)
+
+    def _begin(self, seconds: float, hidden: float = 0.0) -> None:
         self._layer_s = seconds / self._costs.layers
-        self._due = self._clock()
+        self._due = max(self._ended, self._clock() - hidden)
 
     def end_layer(self, ready_at: float) -> None:
         """Block until the device has computed one more layer, which it could not begin
         before `ready_at` (clock time): its KV was under way."""
         self._due = max(self._due, ready_at) + self._layer_s
-        if (delay := self._due - self._clock()) > 0:
-            self._sleep(delay)
+        now = self._clock()
+        # Later, where the processor is slower than the device.
+        self._ended = max(self._due, now)
+        if self._due > now:
+            self._sleep(self._due - now)
 
 
 def paced_device() -> PacedDevice | None:

@@ -107,6 +107,39 @@ def test_a_copy_that_is_faster_hides_but_for_its_first_layer(
     assert a_pass(pace, clock, (0.1, 0.2, 0.3, 0.4)) == pytest.approx(0.1 + 1.0)
 
 
+def test_a_step_follows_the_pass_before_without_a_gap(
+    pace: PacedDevice, clock: Clock
+) -> None:
+    # What the scheduler does between two steps, a GPU does not wait for.
+    began = clock.now
+    for _ in range(3):
+        clock.now += 0.03
+        pace.begin_decode(1, 1)
+        a_pass(pace, clock)
+    assert clock.now - began == pytest.approx(0.03 + 3 * 0.1)
+
+
+def test_a_scheduler_that_takes_longer_than_a_pass_is_waited_for(
+    pace: PacedDevice, clock: Clock
+) -> None:
+    # It began with the pass, and came to the next step 0.15 s later.
+    began = clock.now
+    pace.begin_decode(1, 1)
+    a_pass(pace, clock)
+    clock.now += 0.15
+    pace.begin_decode(1, 1)
+    a_pass(pace, clock)
+    assert clock.now - began == pytest.approx(0.15 + 0.1)
+
+
+def test_a_prefill_begins_when_it_is_there(pace: PacedDevice, clock: Clock) -> None:
+    pace.begin_decode(1, 1)
+    a_pass(pace, clock)
+    clock.now += 0.03
+    pace.begin_prefill([0], [50])
+    assert a_pass(pace, clock) == pytest.approx(1.0)
+
+
 def test_another_device_counts_from_the_next_pass_on(
     pace: PacedDevice, clock: Clock, tmp_path: Path
 ) -> None:

@@ -55,8 +55,10 @@ class CrowdEffort:
     """Workflows that each client runs in a block, one after the other."""
 
 
-QUICK = CrowdEffort(Scale(factor=16, seconds=1 / 8), blocks=3, rounds=1)
-FULL = CrowdEffort(Scale(factor=16, seconds=1 / 8), blocks=7, rounds=2)
+QUICK = CrowdEffort(Scale(factor=16, seconds=1 / 3), blocks=2, rounds=1)
+FULL = CrowdEffort(Scale(factor=16, seconds=1 / 2), blocks=5, rounds=1)
+WARM_UP_S = 1 / 16
+"""Emulated seconds for one of the testbed's, in the block that fills the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,13 @@ class CrowdRun:
         self.small = scaled(crowd.mix, self.scale.factor)
         self.concurrency = crowd.concurrency // crowded.thinned
         self.pool = crowded.testbed.pool_tokens // self.scale.factor // crowded.thinned
-        self.costs = device_costs(crowded.testbed, crowd.mix, self.scale)
+        self.costs = self._costs(effort.scale.seconds)
         self.agents = self.calls = AGENTS
         self.paper = paper
+
+    def _costs(self, seconds: float) -> Costs:
+        scale = dataclasses.replace(self.scale, seconds=seconds)
+        return device_costs(self.crowded.testbed, self.crowd.mix, scale)
 
     def run(
         self, progress: Progress, device: Device, urls: Mapping[str, str]
@@ -162,6 +168,9 @@ class CrowdRun:
             clients = {n: self._clients(stack, n, url) for n, url in urls.items()}
             for own in clients.values():
                 own[0].flush()
+            device.become(self._costs(WARM_UP_S))
+            for own in clients.values():
+                self._block(own, 0)
             speed = _Speed(self, urls["ideal"])
             device.become(self.costs)
             costs = self._tuned(device, speed)
@@ -191,19 +200,16 @@ class CrowdRun:
         clients: Mapping[str, list[Runner]],
         result: CrowdResult,
     ) -> None:
+        before = {name: runners[0].counters() for name, runners in clients.items()}
         turns = [
             (index, name)
-            for index in range(self.effort.blocks + 1)
+            for index in range(1, self.effort.blocks + 1)
             for name in rotated(list(clients), index)
         ]
         task = progress.add_task(label, total=len(turns))
-        before: dict[str, dict[str, float]] = {}
         for index, name in turns:
             block = self._block(clients[name], index)
-            if index:
-                result.blocks.setdefault(name, []).append(block)
-            else:  # it filled the caches
-                before[name] = clients[name][0].counters()
+            result.blocks.setdefault(name, []).append(block)
             progress.advance(task)
         workflows = self.effort.blocks * self.effort.rounds * self.concurrency
         for name, runners in clients.items():
