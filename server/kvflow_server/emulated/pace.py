@@ -47,7 +47,10 @@ class PacedDevice:
         self._costs = load_costs(path)
         self._read_at = path.stat().st_mtime_ns
         changed(self._costs)
-        self._due = self._ended = float("-inf")
+        self._due = 0.0
+        """When the device is done with what it was given."""
+        self._ended = 0.0
+        """When the processor was."""
         self._layer_s = 0.0
 
     @property
@@ -66,31 +69,32 @@ class PacedDevice:
     def begin_prefill(self, before: Sequence[int], new: Sequence[int]) -> None:
         """A pass over so many new tokens of each request, after so many cached ones."""
         shapes = list(zip(before, new, strict=True))
-        self._begin(self.costs.prefill_seconds(shapes))
+        self._begin(self.costs.prefill_seconds(shapes), self._clock())
 
     def begin_decode(self, requests: int, context: int) -> None:
         """A pass over one token of each request; `context` is the sum of lengths.
 
-        It follows the pass before without a gap, if the scheduler took no longer than
-        that pass to come to it: on a GPU SGLang's overlap scheduling prepares a step
-        while the one before runs. (A prefill may have waited for a request to arrive.)
+        The device goes on from where it was, if the scheduler took no longer than a pass
+        to come to the next: on a GPU SGLang's overlap scheduling prepares a step while
+        the one before runs. Nor does it matter that the processor may have been slower
+        than the device in a short pass. (A prefill may have waited for a request.)
         """
-        hidden = self._layer_s * self._costs.layers
-        self._begin(self.costs.decode_seconds(requests, context), hidden)
+        exposed = self._clock() - self._ended - self._layer_s * self._costs.layers
+        self._begin(
+            self.costs.decode_seconds(requests, context), self._due + max(0.0, exposed)
+        )
 
-    def _begin(self, seconds: float, hidden: float = 0.0) -> None:
+    def _begin(self, seconds: float, start: float) -> None:
         self._layer_s = seconds / self._costs.layers
-        self._due = max(self._ended, self._clock() - hidden)
+        self._due = start
 
     def end_layer(self, ready_at: float) -> None:
         """Block until the device has computed one more layer, which it could not begin
         before `ready_at` (clock time): its KV was under way."""
         self._due = max(self._due, ready_at) + self._layer_s
-        now = self._clock()
-        # Later, where the processor is slower than the device.
-        self._ended = max(self._due, now)
-        if self._due > now:
-            self._sleep(self._due - now)
+        if (delay := self._due - self._clock()) > 0:
+            self._sleep(delay)
+        self._ended = self._clock()
 
 
 def paced_device() -> PacedDevice | None:

@@ -132,6 +132,18 @@ def test_a_scheduler_that_takes_longer_than_a_pass_is_waited_for(
     assert clock.now - began == pytest.approx(0.15 + 0.1)
 
 
+def test_a_step_makes_up_for_a_short_pass_that_the_processor_was_slow_at(
+    pace: PacedDevice, clock: Clock
+) -> None:
+    began = clock.now
+    pace.begin_decode(1, 1)
+    clock.now += 0.12  # of which the device takes 0.1
+    a_pass(pace, clock)
+    pace.begin_decode(1, 1)
+    a_pass(pace, clock)
+    assert clock.now - began == pytest.approx(0.2)
+
+
 def test_a_prefill_begins_when_it_is_there(pace: PacedDevice, clock: Clock) -> None:
     pace.begin_decode(1, 1)
     a_pass(pace, clock)

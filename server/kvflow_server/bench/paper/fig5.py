@@ -42,8 +42,8 @@ STEADY = 1.2
 they are followed by another of each, at most `EXTRA_RUNS`."""
 EXTRA_RUNS = 2
 TUNING_CALLS = 4
-QUICK = Effort(factor=16, call_s=(0.15, 0.25, 0.6), runs=(4, 3, 3))
-FULL = Effort(factor=16, call_s=(0.3, 0.5, 1.2), runs=(10, 6, 6))
+QUICK = Effort(factor=16, call_s=(0.15, 0.3, 0.5), runs=(4, 3, 3))
+FULL = Effort(factor=16, call_s=(0.3, 0.6, 1.0), runs=(10, 6, 6))
 
 
 @dataclass(frozen=True, slots=True)
