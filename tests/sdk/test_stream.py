@@ -315,9 +315,14 @@ def test_the_end_of_a_process_waits_for_a_server_that_takes_steps(
     assert stream.counters["steps.sent"] == 1
 
 
-def sequence_run(stream: Stream) -> Run:
+def stream_and_run(
+    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch, *, held: float
+) -> tuple[Stream, Run]:
+    """A run of a, b, c; what a call has carried is held for so many seconds."""
+    monkeypatch.setattr(noted, "CARRIED_S", held)
+    stream = start(server.root)
     graph = AgentStepGraph.sequence(["a", "b", "c"])
-    return Run(graph, client="c", outbox=stream)
+    return stream, Run(graph, client="c", outbox=stream)
 
 
 def steps_of(server: Loopback) -> list[tuple[int, dict[str, int] | None]]:
@@ -328,9 +333,7 @@ def steps_of(server: Loopback) -> list[tuple[int, dict[str, int] | None]]:
 def test_what_a_call_has_carried_is_not_sent_beside_it(
     server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noted, "CARRIED_S", 3600.0)
-    stream = start(server.root)
-    run = sequence_run(stream)
+    stream, run = stream_and_run(server, start, monkeypatch, held=3600.0)
     for name in "abc":
         run.start(name)
         run.snapshot(agent=name)
@@ -344,9 +347,7 @@ def test_what_a_call_has_carried_is_not_sent_beside_it(
 def test_what_a_call_has_carried_is_sent_when_nothing_follows(
     server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noted, "CARRIED_S", 0.02)
-    stream = start(server.root)
-    run = sequence_run(stream)
+    _, run = stream_and_run(server, start, monkeypatch, held=0.02)
     run.start("a")
     carried = run.snapshot(agent="a")
     server.wait(wire.STEPS_PATH)
@@ -356,9 +357,7 @@ def test_what_a_call_has_carried_is_sent_when_nothing_follows(
 def test_what_follows_a_call_is_sent_at_once(
     server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noted, "CARRIED_S", 3600.0)
-    stream = start(server.root)
-    run = sequence_run(stream)
+    _, run = stream_and_run(server, start, monkeypatch, held=3600.0)
     run.start("a")
     run.snapshot(agent="a")
     run.end("a")
@@ -372,9 +371,7 @@ def test_what_follows_a_call_is_sent_at_once(
 def test_a_flush_sends_what_a_call_has_carried(
     server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noted, "CARRIED_S", 3600.0)
-    stream = start(server.root)
-    run = sequence_run(stream)
+    stream, run = stream_and_run(server, start, monkeypatch, held=3600.0)
     run.start("a")
     carried = run.snapshot(agent="a")
     assert stream.flush(5)

@@ -11,14 +11,21 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from rich.progress import Progress
+
+from kvflow_server.bench.single import start_all
+from kvflow_server.bench.systems import SYSTEMS, start
 from kvflow_server.emulated.costs import Costs
 from kvflow_server.emulated.platform import DEVICE_ENV
+from kvflow_server.emulated.tiny import tiny_model
 
-__all__ = ["ROUNDS", "Device", "tuned"]
+from .scale import Servers
+
+__all__ = ["ROUNDS", "Device", "serve", "tuned"]
 
 ROUNDS = 2
 """Times that decoding is measured and corrected."""
@@ -42,6 +49,22 @@ class Device:
         written = self._path.with_suffix(".new")
         written.write_text(json.dumps(costs.to_dict()))
         os.replace(written, self._path)
+
+
+def serve(
+    stack: ExitStack,
+    progress: Progress,
+    systems: Sequence[str],
+    servers: Servers,
+    costs: Costs,
+) -> tuple[Device, dict[str, str]]:
+    """Start a server for each system, all on one device, until `stack` ends; returns
+    the device, and their URLs by system."""
+    device = Device(stack, costs)
+    model = str(tiny_model(servers.dims))
+    started = {n: start(SYSTEMS[n], servers, model, device.env) for n in systems}
+    start_all(stack, progress, started)
+    return device, {name: server.url for name, server in started.items()}
 
 
 def tuned(

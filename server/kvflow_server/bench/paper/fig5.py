@@ -15,19 +15,18 @@ from rich.progress import Progress
 from kvflow_server.bench.progress import progress_bar, rotated
 from kvflow_server.bench.results import Workflow
 from kvflow_server.bench.runner import Runner
-from kvflow_server.bench.single import start_all, terminable
-from kvflow_server.bench.systems import SYSTEMS, System, start
+from kvflow_server.bench.single import terminable
+from kvflow_server.bench.systems import SYSTEMS, System
 from kvflow_server.bench.workload import Workload
 from kvflow_server.emulated.costs import Costs
-from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
+from kvflow_server.emulated.tiny import SPECIAL_TOKENS
 
 from .courses import Course, CourseWorkload
-from .device import ROUNDS, Device, tuned
+from .device import ROUNDS, Device, serve, tuned
 from .scale import (
     DIMS,
     Effort,
     Servers,
-    device_costs,
     everything_tokens,
     scaled,
     settings_of,
@@ -123,12 +122,8 @@ def _start(
         dims=DIMS,
     )
     testbed, own = chosen[0]
-    scale = effort.scale_of(testbed, own[0])
-    device = Device(stack, device_costs(testbed, own[0], scale))
-    model = str(tiny_model(DIMS))
-    started = {n: start(SYSTEMS[n], servers, model, device.env) for n in systems}
-    start_all(stack, progress, started)
-    urls = {name: server.url for name, server in started.items()}
+    costs = effort.device_costs(testbed, own[0])
+    device, urls = serve(stack, progress, systems, servers, costs)
     return _Running(urls, device, servers, course)
 
 
@@ -153,8 +148,7 @@ class _PromptSize:
         }
         testbed = self.result.testbed
         # As fast as the longest mix: it is not measured.
-        scale = effort.scale_of(testbed, mixes[-1])
-        self.running.device.become(device_costs(testbed, mixes[-1], scale))
+        self.running.device.become(effort.device_costs(testbed, mixes[-1]))
         _warm_up(self.progress, f"{mixes[0].fixed}: warming up", runners)
         run = 0
         for mix in mixes:
@@ -175,9 +169,8 @@ class _PromptSize:
     def _tuned(self, mix: Mix, ideal: Runner, run: int) -> Costs:
         """The emulated device for this mix; takes the workflows `run` to
         `run + ROUNDS`."""
-        scale = self.effort.scale_of(self.result.testbed, mix)
-        costs = device_costs(self.result.testbed, mix, scale)
-        small = scaled(mix, scale.factor)
+        costs = self.effort.device_costs(self.result.testbed, mix)
+        small = scaled(mix, self.effort.factor)
         aim = costs.hit_seconds(small.fixed, small.dynamic, small.output)
         index = itertools.count(run)
 

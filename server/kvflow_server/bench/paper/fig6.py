@@ -18,13 +18,13 @@ from kvflow_server.bench.progress import progress_bar, rotated
 from kvflow_server.bench.results import Workflow
 from kvflow_server.bench.runner import Runner
 from kvflow_server.bench.settings import Settings
-from kvflow_server.bench.single import start_all, terminable
-from kvflow_server.bench.systems import SYSTEMS, start
+from kvflow_server.bench.single import terminable
+from kvflow_server.bench.systems import SYSTEMS
 from kvflow_server.bench.workload import Workload
 from kvflow_server.emulated.costs import Costs
-from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
+from kvflow_server.emulated.tiny import SPECIAL_TOKENS
 
-from .device import ROUNDS, Device, tuned
+from .device import ROUNDS, Device, serve, tuned
 from .scale import AGENTS, DIMS, Scale, Servers, device_costs, scaled
 from .testbeds import CROWDED, Crowd, Crowded, Paper
 
@@ -102,7 +102,7 @@ def measure(
     systems: Sequence[str] = SYSTEMS_OF_FIG6,
     keep: Callable[[list[CrowdResult]], None] = lambda results: None,
 ) -> list[CrowdResult]:
-    """Run all crowds, each on servers of its own. Raises `ServerError`.
+    """Run all crowds, those of a testbed on the same servers. Raises `ServerError`.
 
     `keep` is handed all there is after every crowd.
     """
@@ -124,12 +124,8 @@ def run_crowds(
 ) -> Iterator[CrowdResult]:
     """Of one testbed, one after the other on the same servers."""
     with ExitStack() as stack:
-        device = Device(stack, crowds[0].costs)
         servers = max((one.servers() for one in crowds), key=_size)
-        model = str(tiny_model(DIMS))
-        started = {n: start(SYSTEMS[n], servers, model, device.env) for n in systems}
-        start_all(stack, progress, started)
-        urls = {name: server.url for name, server in started.items()}
+        device, urls = serve(stack, progress, systems, servers, crowds[0].costs)
         for crowd in crowds:
             yield crowd.run(progress, device, urls)
 

@@ -77,6 +77,10 @@ class Effort:
     def scale_of(self, testbed: Testbed, mix: Mix) -> Scale:
         return Scale(self.factor, self.call_s[_class_of(mix)] / testbed.hit_s(mix))
 
+    def device_costs(self, testbed: Testbed, mix: Mix) -> Costs:
+        """Of the emulated device, for this mix."""
+        return device_costs(testbed, mix, self.scale_of(testbed, mix))
+
 
 def _class_of(mix: Mix) -> int:
     return (mix.output > 32) + (mix.output > 256)
