@@ -16,7 +16,7 @@ from kvflow_server.bench.results import outputs_identical as identical
 
 from .fig6 import Block, CrowdEffort, CrowdResult
 from .report import Entry
-from .scale import scaled
+from .scale import Scale, scaled
 from .testbeds import Paper
 
 __all__ = ["build_report6", "show6"]
@@ -90,7 +90,7 @@ def _crowd(result: CrowdResult, effort: CrowdEffort) -> Entry:
         "concurrency": result.concurrency,
         "emulation": asdict(result.servers) | {"pcie_gbps": result.servers.pcie_gbps},
         "costs": result.costs.to_dict(),
-        "proportion": _proportion(result, effort.scale.factor),
+        "proportion": _proportion(result, effort.scale),
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
         "blocks": {name: [b.seconds for b in own] for name, own in blocks.items()},
         "tokens": {
@@ -129,11 +129,11 @@ def _paper(paper: Paper) -> Entry:
     }
 
 
-def _proportion(result: CrowdResult, factor: int) -> Entry:
+def _proportion(result: CrowdResult, scale: Scale) -> Entry:
     """Computing all clients' fixed prompts of one agent over decoding their answers."""
     testbed, crowd = result.crowded.testbed, result.crowd
     prefill = testbed.prefill_s(crowd.mix.fixed) * crowd.concurrency
-    output = scaled(crowd.mix, factor).output
+    output = scaled(crowd.mix, scale.factor, scale.most_output).output
     return {
         "wanted": prefill / (testbed.crowd_step_s(crowd) * crowd.mix.output),
         "reached": result.prefill_s / (result.step_s * output),

@@ -39,6 +39,8 @@ DIMS = TinyDims(
 
 
 MOST_OUTPUT = 8
+"""Of one request at a time: what this machine takes for a step varies, and many steps
+would be all noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Scale:
     faster."""
     thinned: int = 1
     """One request stands for so many, which are alike and run at the same time."""
+    most_output: int = MOST_OUTPUT
+    """Tokens of an answer here, whatever the testbed's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +110,13 @@ class Servers:
     """Until they read the costs of the device (`emulated.pace`)."""
 
 
-def scaled(mix: Mix, factor: int) -> Mix:
-    """Rounded, at least one token of each. Answers are cut to a few tokens, which then
-    stand for more: what this machine takes for a step varies, and would be all noise."""
+def scaled(mix: Mix, factor: int, most_output: int = MOST_OUTPUT) -> Mix:
+    """Rounded, at least one token of each. Longer answers are cut to `most_output`, whose
+    tokens then stand for more."""
     fixed, dynamic, output = (
         max(1, round(n / factor)) for n in (mix.fixed, mix.dynamic, mix.output)
     )
-    return Mix(fixed, dynamic, min(output, MOST_OUTPUT))
+    return Mix(fixed, dynamic, min(output, most_output))
 
 
 def wanted(testbed: Testbed, mix: Mix) -> Proportion:
@@ -131,7 +135,8 @@ def device_costs(
     """
     real, seconds = testbed.costs, scale.seconds
     tokens = scale.factor * scale.thinned
-    steps = (mix.output - 1) / max(1, scaled(mix, scale.factor).output - 1)
+    generated = scaled(mix, scale.factor, scale.most_output).output
+    steps = (mix.output - 1) / max(1, generated - 1)
     load_s = tokens * real.kv_bytes / real.bus_bytes_per_s * seconds
     return Costs(
         name=f"{testbed.name}, emulated",
