@@ -20,7 +20,7 @@ from .metrics import publish_when_due
 from .prewarming import is_prewarm
 from .states import read_early
 from .tree import state_of
-from .verdict import verdict_on
+from .verdict import Admitted, verdict_on
 
 __all__ = [
     "KVFlowPrefillAdder",
@@ -35,6 +35,8 @@ class KVFlowPrefillAdder(PrefillAdder):
     """`PrefillAdder` that looks at where a request's prefix stands first."""
 
     tree_cache: KVFlowCache
+    _copied = 0
+    """Tokens that this batch loads on demand."""
 
     def add_one_req(
         self, req: Any, has_chunked_req: bool, truncation_align_size: int | None
@@ -55,6 +57,7 @@ class KVFlowPrefillAdder(PrefillAdder):
         if self.can_run_list and self.can_run_list[-1] is req:
             self._join(req, operations)
             with cache.guard:
+                self._copied += req.host_loaded_length
                 cache.counters.recompute_tokens += recomputed
                 note_admission(cache, req, recomputed)
                 self._note_admission(req)
@@ -90,6 +93,7 @@ class KVFlowPrefillAdder(PrefillAdder):
             loading=sum(operation.tokens for operation in operations),
             host_hit=req.host_hit_length,
             wanted=wanted,
+            beside=Admitted(self.log_input_tokens, self._copied),
             other_ready=self._other_ready,
             room=lambda: self._has_room(req, wanted),
             skips=getattr(req, "kvflow_skips", 0),

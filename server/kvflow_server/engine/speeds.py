@@ -31,13 +31,29 @@ _LONGEST_PASS = 1024
 many, or as many as are in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A prefill batch whose first answer is awaited."""
+@dataclass(slots=True)
+class _Watch:
+    """Of one kind of prefill batches one at a time is watched until its first request
+    has an answer."""
 
-    req: Any
-    tokens: int
-    since: float
+    rate: Rate
+    _req: Any = None
+    _amount: int = 0
+    _since: float = 0.0
+
+    def begin(self, req: Any, amount: int, now: float) -> None:
+        """The batch of `req` begins; passed over while another is watched."""
+        if self._req is None:
+            self._req, self._amount, self._since = req, amount, now
+
+    def look(self, now: float) -> None:
+        req = self._req
+        if req is not None and (req.output_ids or req.finished()):
+            self.rate.took_at_most(self._amount, now - self._since)
+            self._req = None
+
+    def clear(self) -> None:
+        self._req = None
 
 
 class Speeds:
@@ -51,6 +67,10 @@ class Speeds:
         """Host to device, tokens per second."""
         self.prefill = Rate(quantile=0.25)
         """Tokens computed per second."""
+        self.light = Rate(quantile=0.75)
+        """Prefill passes of few tokens, per second: each reads the weights once. Most
+        begin while something else is computed, and seem to take longer."""
+        self._heavy_ones, self._light_ones = _Watch(self.prefill), _Watch(self.light)
         self._bus_since = 0.0
         """When the copies that are on the bus now began to be all it did."""
         self._unfinished_at = 0.0
@@ -59,16 +79,16 @@ class Speeds:
         """Tokens of the batches since then."""
         self._waited = False
         """One of those batches has waited for a copy, layer by layer."""
-        self._probe: _Probe | None = None
         self._avoided = 0
         """Copies that were not made for the bus's sake."""
 
     def as_dict(self) -> dict[str, float | None]:
         """JSON values; None is unknown, or too fast to measure."""
-        bus, prefill = self.bus.value, self.prefill.value
+        bus, light = self.bus.value, self.light.value
         return {
             "bus_tokens_per_s": None if bus == math.inf else bus,
-            "prefill_tokens_per_s": prefill,
+            "prefill_tokens_per_s": self.prefill.value,
+            "light_pass_s": None if light is None else 1 / light,
         }
 
     @property
@@ -123,20 +143,21 @@ class Speeds:
         self._cache.counters.d2h_bytes += ack.num_bytes
 
     def pass_ended(self, batch: Any) -> None:
-        """A scheduler pass has built `batch` (None: nothing to run).
-
-        One prefill batch at a time is watched until its first request has an answer.
-        """
+        """A scheduler pass has built `batch` (None: nothing to run)."""
         now = self._cache.clock.now
-        probe = self._probe
-        if probe is not None and (probe.req.output_ids or probe.req.finished()):
-            self.prefill.took_at_most(probe.tokens, now - probe.since)
-            self._probe = None
-        if batch is not None and batch.forward_mode.is_extend():
-            self._computed += batch.extend_num_tokens
-            self._waited |= batch.hicache_consumer_index >= 0
-        if self._probe is None and batch is not None and _tells_prefill(batch):
-            self._probe = _Probe(batch.reqs[0], batch.extend_num_tokens, now)
+        self._heavy_ones.look(now)
+        self._light_ones.look(now)
+        if batch is None or not batch.forward_mode.is_extend():
+            return
+        tokens = batch.extend_num_tokens
+        self._computed += tokens
+        self._waited |= batch.hicache_consumer_index >= 0
+        if not _tells_prefill(batch):
+            return
+        if tokens >= _LEAST_PREFILL:
+            self._heavy_ones.begin(batch.reqs[0], tokens, now)
+        else:
+            self._light_ones.begin(batch.reqs[0], 1, now)
 
     def copy_avoided(self) -> None:
         """A copy was not made, because the bus is taken to be slow.
@@ -151,15 +172,14 @@ class Speeds:
 
     def clear(self) -> None:
         """The tree was reset: no copy is under way."""
-        self._probe = None
+        self._heavy_ones.clear()
+        self._light_ones.clear()
 
 
 def _tells_prefill(batch: Any) -> bool:
     """Whether the time to its first answer is time spent computing it."""
     return (
-        batch.forward_mode.is_extend()
-        and batch.hicache_consumer_index < 0
+        batch.hicache_consumer_index < 0
         and batch.chunked_req is None
-        and batch.extend_num_tokens >= _LEAST_PREFILL
         and not batch.reqs[0].output_ids
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvflow_server.policy.admission import PathStatus, Verdict, decide
 from kvflow_server.policy.estimates import computing_is_quicker, copy_is_hidden
@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from .cache import KVFlowCache
     from .speeds import Speeds
 
-__all__ = ["verdict_on"]
+__all__ = ["Admitted", "verdict_on"]
+
+
+class Admitted(NamedTuple):
+    """What this pass has admitted so far, in tokens."""
+
+    computed: int = 0
+    copied: int = 0
+    """On demand; the copy is submitted when the batch is complete."""
 
 
 def verdict_on(
@@ -21,6 +29,7 @@ def verdict_on(
     loading: int,
     host_hit: int,
     wanted: int,
+    beside: Admitted,
     other_ready: Callable[[], bool],
     room: Callable[[], bool],
     skips: int,
@@ -28,7 +37,7 @@ def verdict_on(
     """The verdict on a request whose prefix is, in tokens, `loading` or only in host
     memory (`host_hit`), and which would compute `wanted` without either.
 
-    `other_ready`, `room`, `skips`: as in `decide`; asked only where they matter.
+    `beside`: what would be in the same batch. `other_ready`, `room`, `skips`: as in `decide`; asked only where they matter.
     """
     if not cache.config.mode.prefetches:
         return Verdict.ADMIT
@@ -36,7 +45,7 @@ def verdict_on(
     if not loading and not worth_loading:
         return Verdict.ADMIT
     path = PathStatus(loading=loading, backed_up=host_hit if worth_loading else 0)
-    quicker, hidden = _weighed(cache.speeds, path, wanted)
+    quicker, hidden = _weighed(cache.speeds, path, wanted, beside)
     verdict = decide(
         path,
         other_ready=other_ready(),
@@ -51,12 +60,16 @@ def verdict_on(
     return verdict
 
 
-def _weighed(speeds: Speeds, path: PathStatus, wanted: int) -> tuple[bool, bool]:
+def _weighed(
+    speeds: Speeds, path: PathStatus, wanted: int, beside: Admitted
+) -> tuple[bool, bool]:
     """Whether computing is quicker than copying, and whether the copy is hidden by it."""
     bus, prefill = speeds.bus.value, speeds.prefill.value
     computed = wanted - path.backed_up
-    copied = speeds.tokens_on_bus + path.backed_up
+    copied = speeds.tokens_on_bus + beside.copied + path.backed_up
     return (
         computing_is_quicker(path.backed_up, computed, bus, prefill),
-        copy_is_hidden(copied, computed, bus, prefill),
+        copy_is_hidden(
+            copied, computed + beside.computed, bus, prefill, speeds.light.value
+        ),
     )

@@ -29,7 +29,7 @@ copies, and must not be lost to."""
 
 
 class Rate:
-    """Tokens per second over the last samples; robust against single bad ones.
+    """Tokens per second, or passes, over the last samples; robust against single bad ones.
 
     `quantile` says which of the samples speaks: above one half errs on the fast side.
     """
@@ -101,18 +101,25 @@ def computing_is_quicker(
 
 
 def copy_is_hidden(
-    copied: int, computed: int, bus: float | None, prefill: float | None
+    copied: int,
+    computed: int,
+    bus: float | None,
+    prefill: float | None,
+    passes: float | None = None,
 ) -> bool:
     """Whether a copy ends before the computing beside it does, which waits for it layer
     by layer.
 
     `copied`: tokens on the bus until the request has all it needs, those before it in
-    the queue included; `computed`: tokens that it computes. Rates in tokens per second;
-    unknown ones hide nothing.
+    the queue included; `computed`: tokens that its batch computes. Rates in tokens per
+    second; `passes`: of few tokens, per second, for however few there are, the weights
+    are read once. Unknown rates hide nothing.
     """
-    if bus is None or prefill is None:
+    if bus is None:
         return False
-    return copied / bus <= computed / prefill
+    computing = 0.0 if prefill is None else computed / prefill
+    reading = 0.0 if passes is None else 1 / passes
+    return copied / bus <= max(computing, reading)
 
 
 def worth_prefetching(

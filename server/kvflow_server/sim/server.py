@@ -18,7 +18,7 @@ from typing import Any
 
 from kvflow_server.emulated.costs import Costs
 from kvflow_server.engine.config import EngineConfig
-from kvflow_server.engine.verdict import verdict_on
+from kvflow_server.engine.verdict import Admitted, verdict_on
 from kvflow_server.policy.admission import Verdict
 from kvflow_server.policy.priority import Owner
 
@@ -128,6 +128,10 @@ class Server:
             loading=sum(operation.tokens for operation in candidate.operations),
             host_hit=candidate.host_hit,
             wanted=req.call.prompt - candidate.device,
+            beside=Admitted(
+                computed=batch.extend_num_tokens,
+                copied=sum(admitted.host for admitted in batch.requests),
+            ),
             other_ready=lambda: bool(
                 batch.requests or self.running or (others and not self._starved)
             ),

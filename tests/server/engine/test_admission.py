@@ -131,6 +131,26 @@ def test_a_copy_that_computing_hides_is_not_waited_for(harness: Any) -> None:
     harness.finish_loads()
 
 
+def test_nor_one_that_ends_while_the_weights_are_read_once(harness: Any) -> None:
+    for _ in range(16):
+        harness.cache.speeds.light.took_at_most(1, 1.0)
+    decoding = [request("decoding", FRESH)]
+    admitted, consumer = scheduler_pass(harness, [request("a", A)], decoding)
+    assert admitted == ["a"]
+    assert consumer >= 0
+    harness.finish_loads()
+
+
+def test_what_is_in_the_same_batch_hides_a_copy_and_is_on_the_bus_before_it(
+    harness: Any,
+) -> None:
+    long = request("long", list(range(9000, 9060)))
+    waiting = [long, request("a", A), request("b", B)]
+    assert scheduler_pass(harness, waiting)[0] == ["long", "a"]
+    assert harness.cache.counters.skipped_passes == 1
+    harness.finish_loads()
+
+
 def test_alone_a_backed_up_prefix_is_loaded_layer_by_layer(harness: Any) -> None:
     req = request("a", A)
     admitted, consumer = scheduler_pass(harness, [req])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +181,37 @@ def test_the_speed_of_the_bus_is_measured_from_copies_that_arrived(
     assert harness.cache.speeds.bus.value == 16 / 2.0
     assert harness.cache.counters.h2d_tokens == 3 * 48
     assert harness.cache.counters.h2d_bytes == 3 * 48 * 2 * 2 * 8 * 4
+
+
+def prefilled(harness: Any, tokens: int, seconds: float) -> None:
+    """The scheduler has run a prefill batch of `tokens` that took so long."""
+    mode = SimpleNamespace(is_extend=lambda: True)
+    req = SimpleNamespace(output_ids=[], finished=lambda: False)
+    batch = SimpleNamespace(
+        forward_mode=mode,
+        reqs=[req],
+        extend_num_tokens=tokens,
+        hicache_consumer_index=-1,
+        chunked_req=None,
+    )
+    harness.cache.speeds.pass_ended(batch)
+    harness.cache.clock.now += seconds
+    req.output_ids.append(1)
+    harness.cache.speeds.pass_ended(None)
+
+
+def test_few_tokens_tell_what_a_pass_takes_and_many_how_fast_it_computes(
+    make_harness: Make,
+) -> None:
+    harness = filled(make_harness, {})
+    for seconds in (0.3, 0.1, 0.5, 0.1, 0.4):
+        prefilled(harness, 8, seconds)
+    said = harness.cache.speeds.as_dict()
+    assert said["light_pass_s"] == pytest.approx(0.1)
+    assert said["prefill_tokens_per_s"] is None
+    for _ in range(4):
+        prefilled(harness, 1000, 0.5)
+    assert harness.cache.speeds.as_dict()["prefill_tokens_per_s"] == 2000
 
 
 def slow_bus(harness: Any) -> None:
