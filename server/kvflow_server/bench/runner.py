@@ -15,7 +15,7 @@ from .program import Program, SilentProgram
 from .results import Call, Workflow
 from .workload import Workload
 
-__all__ = ["Runner"]
+__all__ = ["Meter", "Runner"]
 
 TIMEOUT_S = 120.0
 POLL_S = 0.1
@@ -180,3 +180,21 @@ class Runner:
         reply = self._http.post("/generate", json=body | extra).raise_for_status()
         answer: dict[str, Any] = reply.json()
         return answer
+
+
+class Meter:
+    """What the servers count from now on, each asked through one of its clients."""
+
+    def __init__(self, clients: Mapping[str, Runner]) -> None:
+        self._clients = clients
+        self._before = {name: client.counters() for name, client in clients.items()}
+
+    def per_workflow(self, workflows: int) -> dict[str, dict[str, float]]:
+        """By system, divided by so many workflows; empty where KVFlow is not on."""
+        return {
+            name: {
+                key: (value - self._before[name].get(key, 0)) / workflows
+                for key, value in client.counters().items()
+            }
+            for name, client in self._clients.items()
+        }

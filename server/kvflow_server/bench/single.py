@@ -15,7 +15,7 @@ from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
 
 from .progress import progress_bar, rotated, tracked
 from .results import Workflow
-from .runner import Runner
+from .runner import Meter, Runner
 from .settings import Settings
 from .systems import SYSTEMS, start
 from .workload import Workload
@@ -74,17 +74,11 @@ def _measure(
         for agent in range(settings.agents):
             runners[name].warm_up(agent)
     _take_turns(progress, "settling", runners, range(settings.warm_runs))
-    before = {name: runner.counters() for name, runner in runners.items()}
+    meter = Meter(runners)
     last = settings.warm_runs + settings.runs
     indices = range(settings.warm_runs, last)
     results = _take_turns(progress, "measuring", runners, indices, cold=settings.cold)
-    counters = {
-        name: {
-            key: (value - before[name].get(key, 0)) / settings.runs
-            for key, value in runner.counters().items()
-        }
-        for name, runner in runners.items()
-    }
+    counters = meter.per_workflow(settings.runs)
     drift = {name: runner.drift() for name, runner in runners.items()}
     return Measured(results, counters, drift)
 

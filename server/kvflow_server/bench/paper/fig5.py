@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from kvflow_server.bench.progress import progress_bar, rotated
 from kvflow_server.bench.results import Workflow
-from kvflow_server.bench.runner import Runner
+from kvflow_server.bench.runner import Meter, Runner
 from kvflow_server.bench.single import terminable
 from kvflow_server.bench.systems import SYSTEMS, System
 from kvflow_server.bench.workload import Workload
@@ -228,7 +228,7 @@ class _Turns:
     runners: Mapping[str, Runner]
 
     def counted(self, indices: range, costs: Costs) -> MixResult:
-        before = {name: runner.counters() for name, runner in self.runners.items()}
+        meter = Meter(self.runners)
         workflows = self.take(indices)
         for extra in range(indices.stop, indices.stop + EXTRA_RUNS):
             if _steady(workflows):
@@ -236,15 +236,7 @@ class _Turns:
             for name, own in self.take(range(extra, extra + 1)).items():
                 workflows[name] += own
         done = len(next(iter(workflows.values())))
-        counters = {
-            name: {
-                key: (value - before[name].get(key, 0)) / done
-                for key, value in runner.counters().items()
-            }
-            for name, runner in self.runners.items()
-            if runner.hints
-        }
-        return MixResult(workflows, counters, costs)
+        return MixResult(workflows, meter.per_workflow(done), costs)
 
     def take(self, indices: range) -> dict[str, list[Workflow]]:
         results: dict[str, list[Workflow]] = {name: [] for name in self.runners}

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from kvflow_server.bench.progress import progress_bar, rotated
 from kvflow_server.bench.results import Workflow
-from kvflow_server.bench.runner import Runner
+from kvflow_server.bench.runner import Meter, Runner
 from kvflow_server.bench.settings import Settings
 from kvflow_server.bench.single import terminable
 from kvflow_server.bench.systems import SYSTEMS
@@ -203,7 +203,7 @@ class CrowdRun:
         clients: Mapping[str, list[Runner]],
         result: CrowdResult,
     ) -> None:
-        before = {name: runners[0].counters() for name, runners in clients.items()}
+        meter = Meter({name: own[0] for name, own in clients.items()})
         turns = [
             (index, name)
             for index in range(WARM_UPS, WARM_UPS + self.effort.blocks)
@@ -215,11 +215,7 @@ class CrowdRun:
             result.blocks.setdefault(name, []).append(block)
             progress.advance(task)
         workflows = self.effort.blocks * self.effort.rounds * self.concurrency
-        for name, runners in clients.items():
-            result.counters[name] = {
-                key: (value - before[name].get(key, 0)) / workflows
-                for key, value in runners[0].counters().items()
-            }
+        result.counters.update(meter.per_workflow(workflows))
 
     def _block(self, runners: Sequence[Runner], index: int) -> Block:
         rounds = self.effort.rounds
