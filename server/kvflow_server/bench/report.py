@@ -32,6 +32,7 @@ __all__ = [
     "make_console",
     "show",
     "versions",
+    "where_it_ran",
     "write_json",
 ]
 
@@ -43,6 +44,11 @@ EMULATED = (
 EMULATED_DEVICE = (
     "EMULATED accelerator: real scheduler, radix tree, copies and answers (of a tiny "
     "model); how long a pass and a copy take is what the data sheets of the testbed say."
+)
+
+REAL_DEVICE = (
+    "Nothing is emulated: the paper's shapes on {}, a model of the testbed's dimensions "
+    "with weights of no meaning. Times are this device's, whatever the testbed's is."
 )
 
 _SPEEDUPS = (
@@ -97,6 +103,18 @@ def build_report(
         "drift": {name: list(agents) for name, agents in (drift or {}).items()},
         "outputs_identical": outputs_identical(results),
         "largest_logprob_gap": largest_logprob_gap(results),
+    }
+
+
+def where_it_ran(hardware: str | None) -> dict[str, object]:
+    """Of a report of `kvflow bench paper`; `hardware` is the name of an accelerator,
+    None the emulated one."""
+    if hardware is None:
+        return {"emulated": True, "note": EMULATED_DEVICE}
+    return {
+        "emulated": False,
+        "note": REAL_DEVICE.format(hardware),
+        "hardware": hardware,
     }
 
 

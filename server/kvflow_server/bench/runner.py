@@ -106,6 +106,13 @@ class Runner:
         counters: Mapping[str, float] = self._state(STATE_PATH)["counters"]
         return dict(counters)
 
+    def bus_bytes_per_s(self) -> float | None:
+        """As the server has measured it; None where it has not, or KVFlow is not on."""
+        if not self.hints:
+            return None
+        rate: float | None = self._state(STATE_PATH)["bus_bytes_per_s"]
+        return rate
+
     def flush(self) -> None:
         """Empty the server's cache; it has nothing else to do."""
         wait = {"timeout": TIMEOUT_S / 2}  # for copies to host memory

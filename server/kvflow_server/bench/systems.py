@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +23,8 @@ class Sizes(Protocol):
         """Of the pool that never evicts, and of host memory."""
 
     @property
-    def pcie_gbps(self) -> float: ...
+    def pcie_gbps(self) -> float | None:
+        """Of the emulated bus; None: no part of the machine is emulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +155,27 @@ def server_args(system: System, sizes: Sizes, model: str) -> list[str]:
         *("--random-seed", "0"),
         "--sleep-on-idle",
     ]
+    if sizes.pcie_gbps is not None:
+        args.append("--emulated")
     if system.host:
         # Written through, so that the host holds everything and only the order of
         # eviction on the device is compared.
         ratio = sizes.everything_tokens / pool + 0.5
         args += ["--hicache-ratio", f"{ratio:.3f}"]
         args += ["--hicache-write-policy", "write_through"]
-        args += ["--emulated-pcie-gbps", str(sizes.pcie_gbps)]
+        if sizes.pcie_gbps is not None:
+            args += ["--emulated-pcie-gbps", str(sizes.pcie_gbps)]
     return args
 
 
 def start(
-    system: System, sizes: Sizes, model: str, env: Mapping[str, str] | None = None
+    system: System,
+    sizes: Sizes,
+    model: str,
+    env: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
 ) -> ServerProcess:
-    """A server for `system`, not started yet; `env` besides the system's own."""
+    """A server for `system`, not started yet; `env` and `flags` besides the system's
+    own."""
     own = dict(system.env) | dict(env or {})
-    return ServerProcess(server_args(system, sizes, model), env=own)
+    return ServerProcess([*server_args(system, sizes, model), *flags], env=own)

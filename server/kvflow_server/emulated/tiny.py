@@ -18,13 +18,14 @@ from kvflow_server.emulated.models import fingerprint, materialize
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 __all__ = [
     "CHAT_TEMPLATE",
     "SMALL_DIMS",
     "SPECIAL_TOKENS",
     "TinyDims",
+    "llama_config",
     "tiny_model",
     "tokenizer",
 ]
@@ -149,11 +150,11 @@ def _merges() -> Iterator[tuple[str, str]]:
     yield from ((a, b) for a, b in product(joined, joined) if "Ġ" not in b)
 
 
-def _make(path: Path, dims: TinyDims) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+def llama_config(dims: TinyDims, dtype: str) -> LlamaConfig:
+    """Of a model with these dimensions, to be saved."""
+    from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    return LlamaConfig(
         hidden_size=dims.hidden,
         intermediate_size=dims.intermediate,
         num_hidden_layers=dims.layers,
@@ -165,11 +166,17 @@ def _make(path: Path, dims: TinyDims) -> None:
         eos_token_id=2,
         pad_token_id=0,
         tie_word_embeddings=False,
-        dtype="float32",
+        dtype=dtype,
         architectures=["LlamaForCausalLM"],
     )
+
+
+def _make(path: Path, dims: TinyDims) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(dims.seed)
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(llama_config(dims, "float32"))
     model.save_pretrained(path)
     tokenizer(dims.vocab).save_pretrained(path)

@@ -51,6 +51,8 @@ def agreements(report: Mapping[str, Any]) -> list[Agreement]:
     """
     if report.get("figure") != "5" or "mixes" not in report:
         raise ValueError("not a report of `kvflow bench paper --fig 5`")
+    if not report["emulated"]:
+        raise ValueError("measured on a real device, whose costs nobody has said")
     found = []
     for testbed, mixes in report["mixes"].items():
         size = ServerSize(

@@ -17,6 +17,9 @@ from .testbeds import CROWDED, TESTBEDS
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .fig6 import CrowdEffort, RunCrowds
+    from .scale import Effort
+
 __all__ = ["DEFAULT_MIXES", "DEFAULT_TESTBEDS", "app"]
 
 app = typer.Typer()
@@ -75,18 +78,35 @@ def paper(
         Path | None,
         typer.Option(help='Of figure 8: questions, JSON lines with a field "text".'),
     ] = None,
+    emulated: Annotated[
+        bool | None,
+        typer.Option(
+            "--emulated/--no-emulated",
+            help="Use the emulated accelerator (CPU). Default: when there is no GPU.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """The paper's evaluation, on the emulated accelerator.
+    """The paper's evaluation.
 
-    Token counts are the paper's over one factor. Bus and model are made to fit by
-    measuring, so that prefill, load and decoding stand in the testbed's proportion; the
-    report says how well. Systems take turns, workflow by workflow (figure 6: block by
-    block), and ratios are medians over the pairs.
+    On the emulated accelerator token counts are the paper's over one factor, and a pass
+    and a copy take what the data sheets of the paper's testbed say, so that prefill, load
+    and decoding stand in its proportion; the report says how well. Systems take turns,
+    workflow by workflow (figure 6: block by block), and ratios are medians over the
+    pairs.
+
+    On a GPU nothing is emulated: the paper's shapes, with a model of the testbed's
+    dimensions, which must fit beside its pool (Llama-3.1-8B 21 GB, Qwen2.5-32B 75 GB).
+    Systems have the GPU one after the other, twice.
     """
     from kvflow_server.bench.report import make_console, write_json
     from kvflow_server.edge.launcher import ServerError
+    from kvflow_server.edge.serve import has_gpu
 
     chosen = _Chosen.of(fig, quick, testbeds, systems, mixes, dataset)
+    if emulated is None:
+        emulated = not has_gpu()
+    chosen = replace(chosen, emulated=emulated)
     console = make_console()
 
     def keep(report: dict[str, Any]) -> None:
@@ -122,6 +142,14 @@ class _Chosen:
     """Besides the figure's own."""
     mixes: list[str]
     questions: list[str]
+    emulated: bool = True
+
+    @property
+    def hardware(self) -> str | None:
+        """None: the emulated accelerator."""
+        from .real import hardware
+
+        return None if self.emulated else hardware()
 
     @classmethod
     def of(
@@ -179,44 +207,47 @@ def _plot(fig: str, path: Path, report: dict[str, Any]) -> None:
 
 
 def _fig5(console: Console, chosen: _Chosen, keep: Keep) -> Report:
-    from .fig5 import FULL, QUICK, SYSTEMS_OF_FIG5, measure
+    from .fig5 import SYSTEMS_OF_FIG5
     from .report import build_report, show
 
-    effort = QUICK if chosen.quick else FULL
+    measure, effort = _workflows(chosen)
     systems = chosen.with_systems(SYSTEMS_OF_FIG5)
+    hardware = chosen.hardware
     return _run(
         partial(measure, effort, console, chosen.testbeds, systems, chosen.mixes),
-        lambda done: build_report(done, effort),
+        lambda done: build_report(done, effort, hardware),
         partial(show, console),
         keep,
     )
 
 
 def _fig6(console: Console, chosen: _Chosen, keep: Keep) -> Report:
-    from .fig6 import FULL, QUICK, SYSTEMS_OF_FIG6, measure
+    from .fig6 import SYSTEMS_OF_FIG6, measure
     from .report6 import build_report6, show6
 
-    effort = QUICK if chosen.quick else FULL
+    run, effort = _crowds(chosen)
     systems = chosen.with_systems(SYSTEMS_OF_FIG6)
+    hardware = chosen.hardware
     return _run(
-        partial(measure, effort, console, chosen.testbeds, systems),
-        lambda done: build_report6(done, effort),
+        partial(measure, effort, console, chosen.testbeds, systems, run=run),
+        lambda done: build_report6(done, effort, "6", hardware),
         partial(show6, console),
         keep,
     )
 
 
 def _fig8(console: Console, chosen: _Chosen, keep: Keep) -> Report:
-    from .fig6 import FULL, QUICK, SYSTEMS_OF_FIG6
+    from .fig6 import SYSTEMS_OF_FIG6
     from .fig8 import measure_peer
     from .report6 import build_report6, show6
 
-    effort = QUICK if chosen.quick else FULL
+    run, effort = _crowds(chosen)
     systems = chosen.with_systems(SYSTEMS_OF_FIG6)
-    asked = chosen.questions
+    asked, hardware = chosen.questions, chosen.hardware
+    args = effort, console, chosen.testbeds, systems, asked
     return _run(
-        partial(measure_peer, effort, console, chosen.testbeds, systems, asked),
-        lambda done: build_report6(done, effort, "8"),
+        partial(measure_peer, *args, run=run),
+        lambda done: build_report6(done, effort, "8", hardware),
         partial(show6, console),
         keep,
     )
@@ -224,24 +255,36 @@ def _fig8(console: Console, chosen: _Chosen, keep: Keep) -> Report:
 
 def _course(console: Console, chosen: _Chosen, keep: Keep) -> Report:
     from .courses import COURSES
-    from .fig5 import FULL, QUICK, measure
     from .report_course import SYSTEMS_OF_A_COURSE, build_report_course, show_course
 
     course = COURSES[chosen.fig]
-    effort = replace(
-        QUICK if chosen.quick else FULL,
-        agents=course.agents,
-        calls=course.calls,
-        settling=4,
-    )
+    measure, effort = _workflows(chosen)
+    effort = replace(effort, agents=course.agents, calls=course.calls, settling=4)
     systems = chosen.with_systems(SYSTEMS_OF_A_COURSE)
+    hardware = chosen.hardware
     args = effort, console, chosen.testbeds, systems, chosen.mixes
     return _run(
         lambda told: measure(*args, told, course),
-        lambda done: build_report_course(done, effort, course),
+        lambda done: build_report_course(done, effort, course, hardware),
         partial(show_course, console),
         keep,
     )
+
+
+def _workflows(chosen: _Chosen) -> tuple[Callable[..., Any], Effort]:
+    """How one workflow at a time is measured, and how thoroughly."""
+    from . import fig5, real
+
+    where = fig5 if chosen.emulated else real
+    return where.measure, where.QUICK if chosen.quick else where.FULL
+
+
+def _crowds(chosen: _Chosen) -> tuple[RunCrowds, CrowdEffort]:
+    """How many at a time are measured, and how thoroughly."""
+    from . import fig6, real_crowds
+
+    where = fig6 if chosen.emulated else real_crowds
+    return where.run_crowds, where.QUICK if chosen.quick else where.FULL
 
 
 def _run(

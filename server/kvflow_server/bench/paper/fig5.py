@@ -28,12 +28,22 @@ from .scale import (
     Effort,
     Servers,
     everything_tokens,
-    scaled,
     settings_of,
 )
 from .testbeds import TESTBEDS, Mix, Testbed
 
-__all__ = ["FULL", "QUICK", "SYSTEMS_OF_FIG5", "MixResult", "TestbedResult", "measure"]
+__all__ = [
+    "FULL",
+    "QUICK",
+    "SYSTEMS_OF_FIG5",
+    "MixResult",
+    "TestbedResult",
+    "chosen_mixes",
+    "client",
+    "measure",
+    "warm_up",
+    "workload",
+]
 
 SYSTEMS_OF_FIG5 = ("ideal", "recompute", "hicache", "kvflow")
 STEADY = 1.2
@@ -81,10 +91,7 @@ def measure(
     Starts servers and ends them on the way out, by Ctrl-C, too. Raises `ServerError`.
     """
     results: list[TestbedResult] = []
-    chosen = [
-        (testbed, [mix for mix in testbed.fig5 if not mixes or str(mix) in mixes])
-        for testbed in map(TESTBEDS.__getitem__, testbeds)
-    ]
+    chosen = chosen_mixes(testbeds, mixes)
     with terminable(), progress_bar(console) as progress, ExitStack() as stack:
         running = _start(stack, chosen, effort, progress, systems, course)
         for testbed, own in chosen:
@@ -95,6 +102,16 @@ def measure(
                     for _ in part.measure(clients, list(group)):
                         keep(results)
     return results
+
+
+def chosen_mixes(
+    testbeds: Sequence[str], mixes: Sequence[str]
+) -> list[tuple[Testbed, list[Mix]]]:
+    """The named mixes of each testbed, or all."""
+    return [
+        (testbed, [mix for mix in testbed.fig5 if not mixes or str(mix) in mixes])
+        for testbed in map(TESTBEDS.__getitem__, testbeds)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +156,17 @@ class _PromptSize:
     def measure(self, stack: ExitStack, mixes: list[Mix]) -> Iterator[Mix]:
         """Run them, the shortest first, and yield each when it is done."""
         servers, effort, course = self.running.servers, self.effort, self.running.course
-        loads = {mix: _workload(mix, effort, servers, course) for mix in mixes}
+        loads = {mix: workload(mix, effort, servers, course) for mix in mixes}
         runners = {
             name: stack.enter_context(
-                _client(SYSTEMS[name], url, loads[mixes[0]], servers)
+                client(SYSTEMS[name], url, loads[mixes[0]], servers)
             )
             for name, url in self.running.urls.items()
         }
         testbed = self.result.testbed
         # As fast as the longest mix: it is not measured.
         self.running.device.become(effort.device_costs(testbed, mixes[-1]))
-        _warm_up(self.progress, f"{mixes[0].fixed}: warming up", runners)
+        warm_up(self.progress, f"{mixes[0].fixed}: warming up", runners)
         run = 0
         for mix in mixes:
             for runner in runners.values():
@@ -170,7 +187,7 @@ class _PromptSize:
         """The emulated device for this mix; takes the workflows `run` to
         `run + ROUNDS`."""
         costs = self.effort.device_costs(self.result.testbed, mix)
-        small = scaled(mix, self.effort.factor)
+        small = self.effort.small(mix)
         aim = costs.hit_seconds(small.fixed, small.dynamic, small.output)
         index = itertools.count(run)
 
@@ -181,12 +198,13 @@ class _PromptSize:
         return tuned(self.running.device, costs, small.output - 1, aim, call_s)
 
 
-def _client(
+def client(
     system: System,
     url: str,
     load: Workload,
     servers: Servers,
 ) -> Runner:
+    """A program that runs `load` on a server of `system`."""
     held = servers.pool_tokens // load.settings.fixed
     return Runner(
         url,
@@ -198,9 +216,10 @@ def _client(
     )
 
 
-def _workload(
+def workload(
     mix: Mix, effort: Effort, servers: Servers, course: Course | None
 ) -> Workload:
+    """The prompts of a mix, as they are sent here."""
     settings = settings_of(mix, effort, servers, SYSTEMS_OF_FIG5)
     words = servers.dims.vocab, len(SPECIAL_TOKENS)
     if course is None:
@@ -208,7 +227,8 @@ def _workload(
     return CourseWorkload(settings, *words, course=course)
 
 
-def _warm_up(progress: Progress, label: str, runners: Mapping[str, Runner]) -> None:
+def warm_up(progress: Progress, label: str, runners: Mapping[str, Runner]) -> None:
+    """Fill empty caches with all fixed prompts."""
     agents = next(iter(runners.values())).workload.settings.agents
     task = progress.add_task(label, total=len(runners) * agents)
     for runner in runners.values():

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from kvflow_server.emulated.costs import Costs
 from kvflow_server.emulated.tiny import SPECIAL_TOKENS
 
 from .device import ROUNDS, Device, serve, tuned
+from .real_model import model_dims
 from .scale import AGENTS, DIMS, Scale, Servers, device_costs, scaled
 from .testbeds import CROWDED, Crowd, Crowded, Paper
 
@@ -32,10 +33,13 @@ __all__ = [
     "FULL",
     "QUICK",
     "SYSTEMS_OF_FIG6",
+    "WARM_UPS",
     "Block",
     "CrowdEffort",
     "CrowdResult",
     "CrowdRun",
+    "RunCrowds",
+    "Speed",
     "measure",
     "run_crowds",
 ]
@@ -46,13 +50,15 @@ SYSTEMS_OF_FIG6 = ("ideal", "recompute", "hicache", "kvflow")
 @dataclass(frozen=True, slots=True)
 class CrowdEffort:
     """How small, and how often. Concurrency and pool are thinned by the testbed's own
-    number, whatever the scale says."""
+    number, whatever the scale says, on the emulated accelerator."""
 
     scale: Scale
     blocks: int
     """Measured blocks of each system, which take turns."""
     rounds: int
     """Workflows that each client runs in a block, one after the other."""
+    emulated: bool = True
+    """If not, the device is this machine's, and nothing is thinned."""
 
 
 SCALE = Scale(factor=16, seconds=1.0, most_output=16)
@@ -107,8 +113,10 @@ def measure(
     names: Sequence[str] = tuple(CROWDED),
     systems: Sequence[str] = SYSTEMS_OF_FIG6,
     keep: Callable[[list[CrowdResult]], None] = lambda results: None,
+    run: RunCrowds | None = None,
 ) -> list[CrowdResult]:
-    """Run all crowds, those of a testbed on the same servers. Raises `ServerError`.
+    """Run all crowds, those of a testbed by `run` (None: `run_crowds`). Raises
+    `ServerError`.
 
     `keep` is handed all there is after every crowd.
     """
@@ -119,10 +127,15 @@ def measure(
                 CrowdRun(CROWDED[name], crowd, paper, effort)
                 for crowd, paper in CROWDED[name].fig6.items()
             ]
-            for result in run_crowds(crowds, progress, systems):
+            for result in (run or run_crowds)(crowds, progress, systems):
                 results.append(result)
                 keep(results)
     return results
+
+
+RunCrowds = Callable[
+    [Sequence["CrowdRun"], Progress, Sequence[str]], Iterable[CrowdResult]
+]
 
 
 def run_crowds(
@@ -149,10 +162,12 @@ class CrowdRun:
         self.crowded = crowded
         self.crowd = crowd
         self.effort = effort
-        self.scale = dataclasses.replace(effort.scale, thinned=crowded.thinned)
+        thinned = crowded.thinned if effort.emulated else 1
+        self.scale = dataclasses.replace(effort.scale, thinned=thinned)
+        self.dims = DIMS if effort.emulated else model_dims(crowded.testbed.model)
         self.small = scaled(crowd.mix, self.scale.factor, self.scale.most_output)
-        self.concurrency = crowd.concurrency // crowded.thinned
-        self.pool = crowded.testbed.pool_tokens // self.scale.factor // crowded.thinned
+        self.concurrency = crowd.concurrency // thinned
+        self.pool = crowded.testbed.pool_tokens // self.scale.factor // thinned
         self.costs = self._costs(effort.scale.seconds)
         self.agents = self.calls = AGENTS
         self.paper = paper
@@ -167,14 +182,14 @@ class CrowdRun:
         """On servers that have nothing else to do."""
         label = f"{self.crowded.testbed.name} {self.crowd}"
         with ExitStack() as stack:
-            clients = {n: self._clients(stack, n, url) for n, url in urls.items()}
+            clients = {n: self.clients(stack, n, url) for n, url in urls.items()}
             for own in clients.values():
                 own[0].flush()
             device.become(self._costs(WARM_UP_S))
             for turn in range(WARM_UPS):
                 for own in clients.values():
-                    self._block(own, turn)
-            speed = _Speed(self, urls["ideal"])
+                    self.block(own, turn)
+            speed = Speed(self, urls["ideal"])
             device.become(self.costs)
             costs = self._tuned(device, speed)
             result = CrowdResult(
@@ -189,7 +204,7 @@ class CrowdRun:
             self._measure(progress, label, clients, result)
         return result
 
-    def _tuned(self, device: Device, speed: _Speed) -> Costs:
+    def _tuned(self, device: Device, speed: Speed) -> Costs:
         crowd = self.crowd
         context = crowd.mix.fixed + crowd.mix.dynamic + crowd.mix.output / 2
         tokens = self.concurrency * context / self.scale.factor
@@ -211,13 +226,14 @@ class CrowdRun:
         ]
         task = progress.add_task(label, total=len(turns))
         for index, name in turns:
-            block = self._block(clients[name], index)
+            block = self.block(clients[name], index)
             result.blocks.setdefault(name, []).append(block)
             progress.advance(task)
         workflows = self.effort.blocks * self.effort.rounds * self.concurrency
         result.counters.update(meter.per_workflow(workflows))
 
-    def _block(self, runners: Sequence[Runner], index: int) -> Block:
+    def block(self, runners: Sequence[Runner], index: int) -> Block:
+        """All clients at once, each with its workflows of this index."""
         rounds = self.effort.rounds
 
         def work(runner: Runner) -> list[Workflow]:
@@ -230,7 +246,8 @@ class CrowdRun:
             seconds = time.perf_counter() - begun
         return Block(seconds, tuple(run for own in done for run in own))
 
-    def _clients(self, stack: ExitStack, name: str, url: str) -> list[Runner]:
+    def clients(self, stack: ExitStack, name: str, url: str) -> list[Runner]:
+        """Of a server of this system."""
         return [
             stack.enter_context(
                 Runner(
@@ -270,7 +287,8 @@ class CrowdRun:
         return Servers(
             pool_tokens=self.pool,
             everything_tokens=self.concurrency * (prompts + probed),
-            dims=DIMS,
+            dims=self.dims,
+            pcie_gbps=1.0 if self.effort.emulated else None,
         )
 
 
@@ -278,7 +296,7 @@ PROBED = 3
 """Agents of each client."""
 
 
-class _Speed:
+class Speed:
     """Measures a server that holds everything, each time with other prompts."""
 
     def __init__(self, crowd: CrowdRun, url: str) -> None:

@@ -30,7 +30,7 @@ from kvflow_server.sim.peer import (
     output_tokens,
 )
 
-from .fig6 import CrowdEffort, CrowdResult, CrowdRun, run_crowds
+from .fig6 import CrowdEffort, CrowdResult, CrowdRun, RunCrowds, run_crowds
 from .scale import DIMS
 from .testbeds import CROWDED, Crowd, Crowded, Mix
 
@@ -133,12 +133,13 @@ def measure_peer(
     systems: Sequence[str],
     asked: Sequence[str],
     keep: Callable[[list[CrowdResult]], None] = lambda results: None,
+    run: RunCrowds = run_crowds,
 ) -> list[CrowdResult]:
-    """Run the tasks of each testbed. Raises `ServerError`."""
+    """Run the tasks of each testbed, by `run`. Raises `ServerError`."""
     results: list[CrowdResult] = []
     with terminable(), progress_bar(console) as progress:
         for name in names:
             crowds = [PeerRun(CROWDED[name], effort, asked)]
-            results += run_crowds(crowds, progress, systems)
+            results += run(crowds, progress, systems)
             keep(results)
     return results

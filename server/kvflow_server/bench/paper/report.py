@@ -10,14 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvflow_server.bench.report import EMULATED_DEVICE, versions
+from kvflow_server.bench.report import versions, where_it_ran
 from kvflow_server.bench.results import Spread, Workflow, paired, summarise
 from kvflow_server.bench.results import outputs_identical as identical
 from kvflow_server.emulated.costs import Costs
 
 from .belady import belady_s, least_loaded
 from .fig5 import MixResult, TestbedResult
-from .scale import AGENTS, Effort, scaled, wanted
+from .scale import AGENTS, Effort, wanted
 from .testbeds import Mix, Paper
 
 __all__ = [
@@ -33,7 +33,9 @@ __all__ = [
 Entry = dict[str, Any]
 
 
-def build_report(results: Sequence[TestbedResult], effort: Effort) -> Entry:
+def build_report(
+    results: Sequence[TestbedResult], effort: Effort, hardware: str | None = None
+) -> Entry:
     """Plain values. `mixes.<testbed>.<fixed/dynamic/output, the paper's>` has, in
     seconds, the median of each system and the bound `belady`, and `speedup`."""
     mixes = {
@@ -45,8 +47,7 @@ def build_report(results: Sequence[TestbedResult], effort: Effort) -> Entry:
     }
     return {
         "figure": "5",
-        "emulated": True,
-        "note": EMULATED_DEVICE,
+        **where_it_ran(hardware),
         "effort": asdict(effort),
         "versions": versions(),
         "testbeds": {result.testbed.name: testbed_report(result) for result in results},
@@ -69,7 +70,7 @@ def mix_report(
     result: TestbedResult, mix: Mix, found: MixResult, effort: Effort
 ) -> Entry:
     """Speed-ups are over recomputation, in the median of paired workflows."""
-    small = scaled(mix, effort.factor)
+    small = effort.small(mix)
     bound = _Bound.of(found.costs, result.servers.pool_tokens, small)
     seconds = {
         name: statistics.median(run.seconds for run in runs)
@@ -220,7 +221,7 @@ def show(console: Console, report: Entry) -> None:
         for name, mix in mixes.items():
             console.print(f"{name}: {mix['costs']['source']}.", style="dim")
     _show_verdict(console, report["verdict"])
-    console.print(EMULATED_DEVICE, style="dim")
+    console.print(report["note"], style="dim")
 
 
 def _table(testbed: str, mixes: Mapping[str, Entry]) -> Table:

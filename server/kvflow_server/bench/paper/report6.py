@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvflow_server.bench.report import EMULATED_DEVICE, versions
+from kvflow_server.bench.report import versions, where_it_ran
 from kvflow_server.bench.results import Spread, summarise
 from kvflow_server.bench.results import outputs_identical as identical
 
@@ -23,7 +23,10 @@ __all__ = ["build_report6", "show6"]
 
 
 def build_report6(
-    results: Sequence[CrowdResult], effort: CrowdEffort, figure: str = "6"
+    results: Sequence[CrowdResult],
+    effort: CrowdEffort,
+    figure: str = "6",
+    hardware: str | None = None,
 ) -> Entry:
     """Plain values. `crowds.<testbed>.<fixed>x<concurrency, the paper's>` has, by
     system, `throughput` (workflows per second, the median of the blocks) and `latency`
@@ -39,8 +42,7 @@ def build_report6(
     ]
     return {
         "figure": figure,
-        "emulated": True,
-        "note": EMULATED_DEVICE,
+        **where_it_ran(hardware),
         "effort": asdict(effort),
         "versions": versions(),
         "crowds": crowds,
@@ -88,7 +90,7 @@ def _crowd(result: CrowdResult, effort: CrowdEffort) -> Entry:
         "speedup": {name: spread.median for name, spread in spreads.items()},
         "paper": _paper(result.paper),
         "concurrency": result.concurrency,
-        "emulation": asdict(result.servers) | {"pcie_gbps": result.servers.pcie_gbps},
+        "emulation": asdict(result.servers),
         "costs": result.costs.to_dict(),
         "proportion": _proportion(result, effort.scale),
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
@@ -148,8 +150,7 @@ def show6(console: Console, report: Entry) -> None:
             same = crowd["outputs_identical"]
             aim, got = crowd["proportion"]["wanted"], crowd["proportion"]["reached"]
             console.print(
-                f"Prefill over decoding {got:.2f}, wanted {aim:.2f}; bus "
-                f"{crowd['emulation']['pcie_gbps']:.3g} GB/s; outputs "
+                f"Prefill over decoding {got:.2f}, wanted {aim:.2f}; outputs "
                 f"{'identical' if same else 'not identical: batches differ'}.",
                 style="dim",
             )
@@ -159,7 +160,7 @@ def show6(console: Console, report: Entry) -> None:
     ):
         for name, value in report["verdict"][key].items():
             console.print(f"{title}: {name}, {value}", style="yellow")
-    console.print(EMULATED_DEVICE, style="dim")
+    console.print(report["note"], style="dim")
 
 
 def _table(title: str, crowd: Mapping[str, Any]) -> Table:

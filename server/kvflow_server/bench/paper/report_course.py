@@ -10,14 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvflow_server.bench.report import EMULATED_DEVICE, versions
+from kvflow_server.bench.report import versions, where_it_ran
 from kvflow_server.bench.results import Workflow, paired
 
 from .courses import Course
 from .fig5 import SYSTEMS_OF_FIG5, MixResult, TestbedResult
 from .offline import least_brought_in, prompt_parts
 from .report import Entry, details, testbed_report
-from .scale import Effort, scaled
+from .scale import Effort
 from .testbeds import Mix
 
 __all__ = ["SYSTEMS_OF_A_COURSE", "build_report_course", "show_course"]
@@ -26,7 +26,10 @@ SYSTEMS_OF_A_COURSE = (*SYSTEMS_OF_FIG5, "kvflow-steps", "kvflow-unlearnt")
 
 
 def build_report_course(
-    results: Sequence[TestbedResult], effort: Effort, course: Course
+    results: Sequence[TestbedResult],
+    effort: Effort,
+    course: Course,
+    hardware: str | None = None,
 ) -> Entry:
     """Plain values. `mixes.<testbed>.<fixed/dynamic/output>` has the median seconds of
     each system and `speedup.<system>_over_<system>`, medians over paired workflows;
@@ -34,8 +37,7 @@ def build_report_course(
     return {
         "figure": course.name,
         "about": course.about,
-        "emulated": True,
-        "note": EMULATED_DEVICE,
+        **where_it_ran(hardware),
         "effort": asdict(effort),
         "versions": versions(),
         "testbeds": {result.testbed.name: testbed_report(result) for result in results},
@@ -77,7 +79,7 @@ def _optimum(
     of the two.
     """
     runs, costs = found.workflows, found.costs
-    small = scaled(mix, effort.factor)
+    small = effort.small(mix)
     numbers = {f"agent-{number}": number for number in range(course.agents)}
     calls = [
         prompt_parts(course, numbers[call.agent], small.fixed)
@@ -115,7 +117,7 @@ def show_course(console: Console, report: Entry) -> None:
                 f"{entry['kvflow_over_belady']:.3f} times as long.",
                 style="dim",
             )
-    console.print(EMULATED_DEVICE, style="dim")
+    console.print(report["note"], style="dim")
 
 
 def _table(title: str, entry: Mapping[str, Any]) -> Table:

@@ -64,9 +64,9 @@ class Effort:
 
     factor: int
     """Every token count of the paper is divided by it."""
-    call_s: tuple[float, float, float]
+    call_s: tuple[float, float, float] | None
     """Seconds that a call of a mix takes here which finds its prompt, by the tokens
-    that it generates: up to 32, up to 256, more."""
+    that it generates: up to 32, up to 256, more. None: what the device takes."""
     runs: tuple[int, int, int]
     """Measured workflows of a mix, likewise."""
     settling: int = 2
@@ -74,12 +74,22 @@ class Effort:
     agents: int = AGENTS
     calls: int = AGENTS
     """Of one workflow."""
+    most_output: int = MOST_OUTPUT
+    """Tokens of an answer here, whatever the paper's."""
 
     def runs_of(self, mix: Mix) -> int:
         return self.runs[_class_of(mix)]
 
+    def small(self, mix: Mix) -> Mix:
+        """As it is run here."""
+        return scaled(mix, self.factor, self.most_output)
+
     def scale_of(self, testbed: Testbed, mix: Mix) -> Scale:
-        return Scale(self.factor, self.call_s[_class_of(mix)] / testbed.hit_s(mix))
+        """Raises `ValueError` where the device is not an emulated one."""
+        if self.call_s is None:
+            raise ValueError("nothing says how long a call takes")
+        seconds = self.call_s[_class_of(mix)] / testbed.hit_s(mix)
+        return Scale(self.factor, seconds, most_output=self.most_output)
 
     def device_costs(self, testbed: Testbed, mix: Mix) -> Costs:
         """Of the emulated device, for this mix."""
@@ -106,8 +116,8 @@ class Servers:
     pool_tokens: int
     everything_tokens: int
     dims: TinyDims
-    pcie_gbps: float = 1.0
-    """Until they read the costs of the device (`emulated.pace`)."""
+    pcie_gbps: float | None = 1.0
+    """Until they read the costs of the device (`emulated.pace`). None: a real bus."""
 
 
 def scaled(mix: Mix, factor: int, most_output: int = MOST_OUTPUT) -> Mix:
@@ -158,7 +168,7 @@ def settings_of(
     mix: Mix, effort: Effort, servers: Servers, systems: tuple[str, ...]
 ) -> Settings:
     """The scaled mix as an experiment of `kvflow bench single`."""
-    small = scaled(mix, effort.factor)
+    small = effort.small(mix)
     return Settings(
         agents=effort.agents,
         fixed=small.fixed,
@@ -166,7 +176,7 @@ def settings_of(
         output=small.output,
         # A little over, so that rounding down gives the pool and not one token less.
         pool_ratio=(servers.pool_tokens + 0.5) / (effort.agents * small.fixed),
-        pcie_gbps=servers.pcie_gbps,
+        pcie_gbps=servers.pcie_gbps or 1.0,  # the servers' own is another matter
         runs=effort.runs_of(mix),
         systems=systems,
         model_dims=servers.dims,
@@ -177,7 +187,7 @@ def everything_tokens(mixes: Iterable[Mix], effort: Effort) -> int:
     """Enough for all that is computed in all mixes."""
     total = 0
     for mix in mixes:
-        small = scaled(mix, effort.factor)
+        small = effort.small(mix)
         runs = effort.runs_of(mix) + effort.settling + SPARE_RUNS
         total += effort.agents * small.fixed
         total += effort.calls * runs * (small.dynamic + small.output)

@@ -51,6 +51,10 @@ class Model:
     head_parameters: float
     kv_bytes: int
     """Per token: 2 (K, V) x layers x KV heads x head size x 2 bytes."""
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,10 @@ _A10G = Testbed(
         body_parameters=6.98e9,
         head_parameters=0.525e9,  # 128256 x 4096
         kv_bytes=128 << 10,
+        heads=32,
+        kv_heads=8,
+        intermediate=14_336,
+        vocab=128_256,
     ),
     pool_tokens=36_864,
     fig5={
@@ -189,6 +197,10 @@ _H100 = Testbed(
         body_parameters=31.0e9,
         head_parameters=0.778e9,  # 152064 x 5120
         kv_bytes=256 << 10,
+        heads=40,
+        kv_heads=8,
+        intermediate=27_648,
+        vocab=152_064,
     ),
     pool_tokens=36_864,
     fig5={
