@@ -62,6 +62,8 @@ def _section(about: _About, results: Results) -> Section:
             section.parts.append(
                 results.picture(f"{name}{suffix}", words, partial(_drawn, draw, report))
             )
+        if not report["emulated"]:
+            section.text.append(f"{name}: {report['note']}")
         section.parts.append(about.table(name, cases))
         section.parts += verdict(name, cases)
         section.commands.append(typed_command(name, report))
