@@ -66,7 +66,7 @@ def paper(
     mixes: Annotated[
         str,
         typer.Option(
-            help="Of figure 5, comma-separated: 8192/32/32,... None: all.",
+            help="Comma-separated: 8192/32/32,...; of figure 6 512x20,... None: all.",
             show_default=False,
         ),
     ] = "",
@@ -169,18 +169,22 @@ class _Chosen:
             )
         known = DEFAULT_TESTBEDS[fig]
         names = names_in(testbeds, known, "--testbeds") or known
-        every = (
-            {str(mix) for name in names for mix in TESTBEDS[name].fig5}
-            if fig not in ("6", "8")
-            else ()
-        )
-        only = names_in(mixes, every, "--mixes") or DEFAULT_MIXES.get(fig, [])
+        only = names_in(mixes, _cases(fig, names), "--mixes")
         added = names_in(systems, SYSTEMS, "--systems")
         asked = _questions(dataset) if fig == "8" else []
-        return cls(fig, quick, names, added, only, asked)
+        return cls(fig, quick, names, added, only or DEFAULT_MIXES.get(fig, []), asked)
 
     def with_systems(self, own: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*own, *self.systems]))
+
+
+def _cases(fig: str, testbeds: Sequence[str]) -> set[str]:
+    """What ``--mixes`` may name."""
+    if fig == "8":
+        return set()
+    if fig == "6":
+        return {str(crowd) for name in testbeds for crowd in CROWDED[name].fig6}
+    return {str(mix) for name in testbeds for mix in TESTBEDS[name].fig5}
 
 
 def _questions(path: Path | None) -> list[str]:
@@ -229,7 +233,9 @@ def _fig6(console: Console, chosen: _Chosen, keep: Keep) -> Report:
     systems = chosen.with_systems(SYSTEMS_OF_FIG6)
     hardware = chosen.hardware
     return _run(
-        partial(measure, effort, console, chosen.testbeds, systems, run=run),
+        partial(
+            measure, effort, console, chosen.testbeds, systems, chosen.mixes, run=run
+        ),
         lambda done: build_report6(done, effort, "6", hardware),
         partial(show6, console),
         keep,

@@ -112,11 +112,12 @@ def measure(
     console: Console,
     names: Sequence[str] = tuple(CROWDED),
     systems: Sequence[str] = SYSTEMS_OF_FIG6,
+    only: Sequence[str] = (),
     keep: Callable[[list[CrowdResult]], None] = lambda results: None,
     run: RunCrowds | None = None,
 ) -> list[CrowdResult]:
-    """Run all crowds, those of a testbed by `run` (None: `run_crowds`). Raises
-    `ServerError`.
+    """Run the crowds that `only` names, or all, those of a testbed by `run` (None:
+    `run_crowds`). Raises `ServerError`.
 
     `keep` is handed all there is after every crowd.
     """
@@ -126,7 +127,10 @@ def measure(
             crowds = [
                 CrowdRun(CROWDED[name], crowd, paper, effort)
                 for crowd, paper in CROWDED[name].fig6.items()
+                if not only or str(crowd) in only
             ]
+            if not crowds:
+                continue
             for result in (run or run_crowds)(crowds, progress, systems):
                 results.append(result)
                 keep(results)

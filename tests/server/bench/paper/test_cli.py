@@ -24,3 +24,13 @@ def test_what_does_not_exist_is_refused_by_its_option(option: str, value: str) -
 def test_a_testbed_of_another_figure_is_refused() -> None:
     result = CliRunner().invoke(app, ["paper", "--fig", "5", "--testbeds", "h100-8b"])
     assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("fig", "mixes"), [("6", "4096/32/32"), ("5", "512x20"), ("6", "512x128")]
+)
+def test_a_mix_of_another_figure_or_testbed_is_refused(fig: str, mixes: str) -> None:
+    args = ["paper", "--fig", fig, "--testbeds", "h100", "--mixes", mixes]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2
+    assert "--mixes" in result.output
