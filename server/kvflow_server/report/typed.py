@@ -54,7 +54,7 @@ def _is_quick(report: Mapping[str, Any]) -> bool:
         full = asdict(fig6.FULL if report["emulated"] else real_crowds.FULL)
     else:
         full = asdict(fig5.FULL if report["emulated"] else real.FULL)
-    often = [key for key in ("runs", "blocks", "rounds") if key in full]
+    often = [key for key in ("runs", "blocks") if key in full]
     return any(_as_read(effort[key]) != _as_read(full[key]) for key in often)
 
 

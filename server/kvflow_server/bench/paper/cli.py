@@ -244,10 +244,11 @@ def _fig6(console: Console, chosen: _Chosen, keep: Keep) -> Report:
 
 def _fig8(console: Console, chosen: _Chosen, keep: Keep) -> Report:
     from .fig6 import SYSTEMS_OF_FIG6
-    from .fig8 import measure_peer
+    from .fig8 import for_peer, measure_peer
     from .report6 import build_report6, show6
 
     run, effort = _crowds(chosen)
+    effort = for_peer(effort)
     systems = chosen.with_systems(SYSTEMS_OF_FIG6)
     asked, hardware = chosen.questions, chosen.hardware
     args = effort, console, chosen.testbeds, systems, asked

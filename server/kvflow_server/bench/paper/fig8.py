@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,27 @@ from kvflow_server.sim.peer import (
 )
 
 from .fig6 import CrowdEffort, CrowdResult, CrowdRun, RunCrowds, run_crowds
-from .scale import DIMS
+from .scale import DIMS, Scale, Servers
 from .testbeds import CROWDED, Crowd, Crowded, Mix
 
-__all__ = ["PeerRun", "PeerWorkload", "measure_peer", "questions"]
+__all__ = ["PeerRun", "PeerWorkload", "for_peer", "measure_peer", "questions"]
 
 MEAN = Mix(399, 306, 120)
 """Of the paper's histograms."""
+SCALE = Scale(factor=4, seconds=1.0, most_output=64)
+"""Tasks are of any length and fall out of step. So a decode step, for whose end a call
+waits, must be no longer than can be helped."""
+ROUNDS = 3
+"""Tasks of each client in a block, one after the other, which make up for the luck of
+each."""
 SENT_BACK = 0.3
 """Of the drafts, once; the paper does not say."""
+
+
+def for_peer(effort: CrowdEffort) -> CrowdEffort:
+    """As thorough, with tasks in place of the workflows of Figure 6."""
+    scale = SCALE if effort.emulated else effort.scale
+    return replace(effort, scale=scale, rounds=ROUNDS)
 
 
 def questions(path: Path) -> list[str]:
@@ -110,6 +122,11 @@ class PeerRun(CrowdRun):
         self.agents = len(AGENTS)
         self.calls = len(AGENTS) + 2
         self._questions = asked
+
+    def servers(self) -> Servers:
+        """Some tasks are longer than most."""
+        mean = super().servers()
+        return replace(mean, everything_tokens=int(1.3 * mean.everything_tokens))
 
     @cached_property
     def _asked(self) -> list[list[int]]:
