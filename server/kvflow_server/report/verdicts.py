@@ -104,7 +104,7 @@ def _own_modes(cases: list[Case]) -> Iterator[list[str]]:
 
 
 def _outputs(cases: list[Case]) -> Iterator[list[str]]:
-    missed = [str(case) for case in cases if not case.entry["outputs_identical"]]
+    missed = [str(case) for case in cases if case.entry["outputs_identical"] is False]
     what = "the same answers on all systems, token by token"
     if any(case.crowd for case in cases):
         what += " (of a crowd not asked: batches differ, and with them rounding)"

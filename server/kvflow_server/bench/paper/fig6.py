@@ -160,6 +160,9 @@ def _size(servers: Servers) -> int:
 class CrowdRun:
     """One crowd; its clients have prompts of their own."""
 
+    alike = True
+    """All calls are of the same lengths."""
+
     def __init__(
         self, crowded: Crowded, crowd: Crowd, paper: Paper, effort: CrowdEffort
     ) -> None:
@@ -236,13 +239,19 @@ class CrowdRun:
         workflows = self.effort.blocks * self.effort.rounds * self.concurrency
         result.counters.update(meter.per_workflow(workflows))
 
-    def block(self, runners: Sequence[Runner], index: int) -> Block:
-        """All clients at once, each with its workflows of this index."""
+    def block(
+        self,
+        runners: Sequence[Runner],
+        index: int,
+        agents: Sequence[int] | None = None,
+    ) -> Block:
+        """All clients at once, each with its workflows of this index, of all agents or
+        these."""
         rounds = self.effort.rounds
 
         def work(runner: Runner) -> list[Workflow]:
             first = index * rounds
-            return [runner.run(first + turn) for turn in range(rounds)]
+            return [runner.run(first + turn, agents) for turn in range(rounds)]
 
         with ThreadPoolExecutor(len(runners)) as pool:
             begun = time.perf_counter()

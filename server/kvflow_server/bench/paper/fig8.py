@@ -114,6 +114,8 @@ class PeerWorkload(Workload):
 class PeerRun(CrowdRun):
     """PEER tasks on servers of their own."""
 
+    alike = False
+
     def __init__(
         self, crowded: Crowded, effort: CrowdEffort, asked: Sequence[str]
     ) -> None:

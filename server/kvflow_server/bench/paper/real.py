@@ -3,6 +3,9 @@
 The model has the dimensions of the testbed's and random weights, whose arithmetic takes
 as long. One system has the GPU at a time, for the weights alone may fill it. Systems
 take turns server by server, the second time in reverse order.
+
+No pool of such a GPU holds everything. So `ideal` runs one agent's calls again and again,
+whose prompt never leaves the pool: alike in length, they take what all would.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from .fig5 import (
     workload,
 )
 from .real_model import model_dims, shape_only
-from .scale import Effort, Servers, everything_tokens
+from .scale import Effort, Servers
 from .testbeds import TESTBEDS, Mix, Testbed
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "in_turn",
     "measure",
     "serve_one",
+    "who",
 ]
 
 TURNS = 2
@@ -70,6 +74,8 @@ def in_turn(systems: Sequence[str], turn: int) -> list[str]:
 def serve_one(stack: ExitStack, progress: Progress, name: str, servers: Servers) -> str:
     """Start a server of the system, which has the accelerator to itself until `stack`
     ends; its URL."""
+    if name == "ideal":
+        servers = replace(servers, everything_tokens=servers.pool_tokens)
     model = str(shape_only(servers.dims))
     flags = ("--load-format", "dummy")
     server = start(SYSTEMS[name], servers, model, flags=flags)
@@ -101,6 +107,17 @@ def measure(
     return results
 
 
+def who(name: str, calls: int) -> list[int] | None:
+    """The agents of a workflow on this system; None: all, in their order."""
+    return [0] * calls if name == "ideal" else None
+
+
+def _in_host_memory(mixes: Sequence[Mix], effort: Effort) -> int:
+    """Tokens: all fixed prompts, and what two workflows add."""
+    fixed = effort.agents * max(mix.fixed for mix in mixes)
+    return fixed + 2 * effort.calls * max(mix.dynamic + mix.output for mix in mixes)
+
+
 @dataclass(slots=True)
 class _Found:
     """Of one mix on one system."""
@@ -130,7 +147,7 @@ class _OnTestbed:
         self.course = course
         self.servers = Servers(
             pool_tokens=testbed.pool_tokens,
-            everything_tokens=everything_tokens(mixes, effort),
+            everything_tokens=_in_host_memory(mixes, effort),
             dims=model_dims(testbed.model),
             pcie_gbps=None,
         )
@@ -164,6 +181,7 @@ class _OnTestbed:
     ) -> None:
         """The same workflows on every system; no two turns have one in common."""
         effort = self.effort
+        agents = who(name, effort.calls)
         run = turn * sum(effort.runs_of(mix) + effort.settling for mix in loads)
         for mix, load in loads.items():
             runner.workload = load
@@ -171,13 +189,13 @@ class _OnTestbed:
             label = f"{self.testbed.name} {mix} {name}"
             task = progress.add_task(label, total=effort.settling + share)
             for index in range(run, run + effort.settling):
-                runner.run(index)
+                runner.run(index, agents)
                 progress.advance(task)
             run += effort.settling
             meter = Meter({name: runner})
             found = self._found.setdefault(mix, {}).setdefault(name, _Found())
             for index in range(run, run + share):
-                found.workflows.append(runner.run(index))
+                found.workflows.append(runner.run(index, agents))
                 progress.advance(task)
             found.counters.append(meter.per_workflow(share)[name])
             run += share

@@ -11,8 +11,8 @@ from rich.progress import Progress
 from kvflow_server.bench.runner import Meter
 
 from .fig6 import WARM_UPS, Block, CrowdEffort, CrowdResult, CrowdRun, Speed
-from .real import TURNS, WHOLE, in_turn, serve_one
-from .scale import Scale
+from .real import TURNS, WHOLE, in_turn, serve_one, who
+from .scale import Scale, Servers
 
 __all__ = ["FULL", "QUICK", "run_crowds"]
 
@@ -38,27 +38,38 @@ class _OneCrowd:
     def __init__(self, crowd: CrowdRun) -> None:
         self.crowd = crowd
         self._share = -(-crowd.effort.blocks // TURNS)
+        self._servers = self._sized(crowd)
         self._blocks: dict[str, list[Block]] = {}
         self._counters: dict[str, dict[str, float]] = {}
         self._speed = (0.0, 0.0)
+
+    @staticmethod
+    def _sized(crowd: CrowdRun) -> Servers:
+        """Host memory for all fixed prompts, and what two calls of each client add."""
+        small = crowd.small
+        tokens = crowd.agents * small.fixed + 2 * (small.dynamic + small.output)
+        everything = crowd.concurrency * tokens
+        return replace(crowd.servers(), everything_tokens=everything)
 
     def take_turn(self, progress: Progress, name: str, turn: int) -> None:
         """Start the system's server, run its share of the blocks, and end it."""
         crowd, share = self.crowd, self._share
         first = turn * (WARM_UPS + share)
         label = f"{crowd.crowded.testbed.name} {crowd.crowd} {name}"
+        # The prompts of Figure 8 are short, and a testbed's pool holds nearly all.
+        agents = who(name, crowd.calls) if crowd.alike else None
         with ExitStack() as stack:
-            url = serve_one(stack, progress, name, crowd.servers())
+            url = serve_one(stack, progress, name, self._servers)
             clients = crowd.clients(stack, name, url)
             task = progress.add_task(label, total=WARM_UPS + share)
             for index in range(first, first + WARM_UPS):
-                crowd.block(clients, index)
+                crowd.block(clients, index, agents)
                 progress.advance(task)
             if name == "ideal" and not turn:
                 self._speed = Speed(crowd, url).measured()
             meter = Meter({name: clients[0]})
             for index in range(first + WARM_UPS, first + WARM_UPS + share):
-                block = crowd.block(clients, index)
+                block = crowd.block(clients, index, agents)
                 self._blocks.setdefault(name, []).append(block)
                 progress.advance(task)
             workflows = share * crowd.effort.rounds * crowd.concurrency
@@ -72,7 +83,7 @@ class _OneCrowd:
             crowd.crowd,
             crowd.paper,
             crowd.concurrency,
-            crowd.servers(),
+            self._servers,
             crowd.crowded.testbed.costs,
             *self._speed,
             self._blocks,

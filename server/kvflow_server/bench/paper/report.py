@@ -99,7 +99,7 @@ def mix_report(
         "costs": found.costs.to_dict(),
         "least_loaded_tokens": least_loaded(AGENTS, bound.held) * small.fixed,
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
-        **details(found),
+        **details(found, compared=result.servers.emulated),
     }
 
 
@@ -139,14 +139,15 @@ def _spreads(found: MixResult, bound: _Bound) -> dict[str, Spread]:
     return spreads
 
 
-def details(found: MixResult) -> Entry:
+def details(found: MixResult, *, compared: bool) -> Entry:
+    """`compared`: answers say something, so they must be the same on all systems."""
     runs = found.workflows
     return {
         "runs": {name: [run.seconds for run in own] for name, own in runs.items()},
         "tokens": {name: summarise(own)["tokens"] for name, own in runs.items()},
         "call_s": {name: _by_position(own) for name, own in runs.items()},
         "counters": {name: dict(own) for name, own in found.counters.items()},
-        "outputs_identical": identical(runs),
+        "outputs_identical": identical(runs) if compared else None,
     }
 
 
@@ -197,7 +198,9 @@ def verdict(mixes: Mapping[str, Mapping[str, Entry]]) -> Entry:
         "reach_the_paper": len(every) - len(short),
         "short_of_the_paper": short,
         "over_belady_by_5_percent": far,
-        "outputs_identical": all(mix["outputs_identical"] for _, mix in every),
+        "outputs_identical": all(
+            mix["outputs_identical"] is not False for _, mix in every
+        ),
     }
 
 

@@ -100,13 +100,17 @@ def _crowd(result: CrowdResult, effort: CrowdEffort) -> Entry:
             for name, own in blocks.items()
         },
         "counters": result.counters,
-        "outputs_identical": identical(
-            {
-                name: [run for block in own for run in block.workflows]
-                for name, own in blocks.items()
-            }
-        ),
+        "outputs_identical": _identical(blocks) if result.servers.emulated else None,
     }
+
+
+def _identical(blocks: Mapping[str, Sequence[Block]]) -> bool:
+    return identical(
+        {
+            name: [run for block in own for run in block.workflows]
+            for name, own in blocks.items()
+        }
+    )
 
 
 def _paired(above: Sequence[Block], below: Sequence[Block]) -> Spread:
@@ -147,7 +151,7 @@ def show6(console: Console, report: Entry) -> None:
     for testbed, crowds in report["crowds"].items():
         for name, crowd in crowds.items():
             console.print(_table(f"{testbed} {name}", crowd))
-            same = crowd["outputs_identical"]
+            same = crowd["outputs_identical"] is not False
             aim, got = crowd["proportion"]["wanted"], crowd["proportion"]["reached"]
             console.print(
                 f"Prefill over decoding {got:.2f}, wanted {aim:.2f}; outputs "

@@ -43,7 +43,8 @@ def build_report_course(
         "testbeds": {result.testbed.name: testbed_report(result) for result in results},
         "mixes": {
             result.testbed.name: {
-                str(mix): _mix(found) | _optimum(result, mix, found, effort, course)
+                str(mix): _mix(result, found)
+                | _optimum(result, mix, found, effort, course)
                 for mix, found in result.mixes.items()
             }
             for result in results
@@ -51,7 +52,7 @@ def build_report_course(
     }
 
 
-def _mix(found: MixResult) -> Entry:
+def _mix(result: TestbedResult, found: MixResult) -> Entry:
     runs = found.workflows
     spreads = {
         f"{over}_over_{base}": paired(runs, base, over)
@@ -63,7 +64,7 @@ def _mix(found: MixResult) -> Entry:
         **{name: _median(own) for name, own in runs.items()},
         "speedup": {name: spread.median for name, spread in spreads.items()},
         "spread": {name: asdict(spread) for name, spread in spreads.items()},
-        **details(found),
+        **details(found, compared=result.servers.emulated),
     }
 
 

@@ -119,6 +119,10 @@ class Servers:
     pcie_gbps: float | None = 1.0
     """Until they read the costs of the device (`emulated.pace`). None: a real bus."""
 
+    @property
+    def emulated(self) -> bool:
+        return self.pcie_gbps is not None
+
 
 def scaled(mix: Mix, factor: int, most_output: int = MOST_OUTPUT) -> Mix:
     """Rounded, at least one token of each. Longer answers are cut to `most_output`, whose

@@ -107,6 +107,7 @@ def test_a_small_figure_5_one_server_at_a_time(
     assert {len(runs) for runs in found["runs"].values()} == {2}
     assert found["tokens"]["recompute"]["recomputed"] > 500
     assert found["tokens"]["ideal"]["recomputed"] < 100
+    assert found["outputs_identical"] is None
     assert found["counters"]["kvflow"]["prefetch_used_tokens"] > 0
     assert found["counters"]["ideal"] == {}
 
