@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,11 @@ with contextlib.suppress(ImportError):  # some environments have no such tests
     # A deadline would be a timed assertion, and fails on a busy machine.
     settings.register_profile("kvflow", deadline=None)
     settings.load_profile("kvflow")
+
+# Shells start what they run in the background with Ctrl-C ignored, programs inherit that,
+# and those that a test interrupts would not hear of it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ON_REAL_SERVER = "::test_a_real_server_"
 """What the conformance kit calls its tests on a real server."""
