@@ -37,7 +37,8 @@ def verdict_on(
     """The verdict on a request whose prefix is, in tokens, `loading` or only in host
     memory (`host_hit`), and which would compute `wanted` without either.
 
-    `beside`: what would be in the same batch. `other_ready`, `room`, `skips`: as in `decide`; asked only where they matter.
+    `beside`: what would be in the same batch. `other_ready`, `room`, `skips`: as in
+    `decide`; asked only where they matter.
     """
     if not cache.config.mode.prefetches:
         return Verdict.ADMIT

@@ -8,11 +8,14 @@ from typing import Any
 
 from kvflow_server.bench.paper import fig5, fig6, real, real_crowds
 from kvflow_server.bench.paper.cases import cases_of
-from kvflow_server.bench.paper.cli import DEFAULT_MIXES, DEFAULT_TESTBEDS
+from kvflow_server.bench.paper.cli import (
+    DEFAULT_MIXES,
+    DEFAULT_TESTBEDS,
+    all_cases,
+)
 from kvflow_server.bench.paper.courses import COURSES
 from kvflow_server.bench.paper.fig5 import SYSTEMS_OF_FIG5
 from kvflow_server.bench.paper.report_course import SYSTEMS_OF_A_COURSE
-from kvflow_server.bench.paper.testbeds import CROWDED, TESTBEDS
 
 __all__ = ["typed_command"]
 
@@ -30,7 +33,7 @@ def typed_command(name: str, report: Mapping[str, Any]) -> str:
     options = [f"--fig {figure}", *(["--quick"] if _is_quick(report) else [])]
     if set(testbeds) != set(DEFAULT_TESTBEDS[figure]):
         options.append(f"--testbeds {','.join(testbeds)}")
-    every = DEFAULT_MIXES.get(figure) or _cases_of(figure, testbeds)
+    every = DEFAULT_MIXES.get(figure) or all_cases(figure, testbeds)
     if figure != "8" and set(mixes) != set(every):
         options.append(f"--mixes {','.join(mixes)}")
     if added:
@@ -38,14 +41,6 @@ def typed_command(name: str, report: Mapping[str, Any]) -> str:
     if figure == "8":
         options.append("--dataset FinQA.jsonl")
     return f"kvflow bench paper {' '.join(options)} --json results/{name}.json"
-
-
-def _cases_of(figure: str, testbeds: list[str]) -> list[str]:
-    """All that the command runs on these testbeds where none is named."""
-    if figure in CROWDS:
-        return [str(crowd) for name in testbeds for crowd in CROWDED[name].fig6]
-    names = [name for name in testbeds if name in TESTBEDS]
-    return [str(mix) for name in names for mix in TESTBEDS[name].fig5]
 
 
 def _is_quick(report: Mapping[str, Any]) -> bool:

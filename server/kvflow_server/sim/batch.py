@@ -58,6 +58,8 @@ class Batch:
         self._cache = server.cache
         self.requests: list[Request] = []
         self.extend_num_tokens = 0
+        self.copied = 0
+        """Tokens that it loads on demand."""
         self._shapes: list[tuple[int, int]] = []
         self._reserved = sum(req.left for req in server.running)
         self.hicache_consumer_index = -1
@@ -118,6 +120,7 @@ class Batch:
         self.requests.append(req)
         self._shapes.append((prefix, new))
         self.extend_num_tokens += new
+        self.copied += req.host
         self._reserved += req.call.output
         if candidate.operations:
             cache.loads.join(candidate.operations)

@@ -128,10 +128,7 @@ class Server:
             loading=sum(operation.tokens for operation in candidate.operations),
             host_hit=candidate.host_hit,
             wanted=req.call.prompt - candidate.device,
-            beside=Admitted(
-                computed=batch.extend_num_tokens,
-                copied=sum(admitted.host for admitted in batch.requests),
-            ),
+            beside=Admitted(batch.extend_num_tokens, batch.copied),
             other_ready=lambda: bool(
                 batch.requests or self.running or (others and not self._starved)
             ),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .fig6 import CrowdEffort, RunCrowds
     from .scale import Effort
 
-__all__ = ["DEFAULT_MIXES", "DEFAULT_TESTBEDS", "app"]
+__all__ = ["DEFAULT_MIXES", "DEFAULT_TESTBEDS", "all_cases", "app"]
 
 app = typer.Typer()
 DEFAULT_TESTBEDS = {
@@ -169,7 +169,7 @@ class _Chosen:
             )
         known = DEFAULT_TESTBEDS[fig]
         names = names_in(testbeds, known, "--testbeds") or known
-        only = names_in(mixes, _cases(fig, names), "--mixes")
+        only = names_in(mixes, all_cases(fig, names), "--mixes")
         added = names_in(systems, SYSTEMS, "--systems")
         asked = _questions(dataset) if fig == "8" else []
         return cls(fig, quick, names, added, only or DEFAULT_MIXES.get(fig, []), asked)
@@ -178,13 +178,13 @@ class _Chosen:
         return list(dict.fromkeys([*own, *self.systems]))
 
 
-def _cases(fig: str, testbeds: Sequence[str]) -> set[str]:
-    """What ``--mixes`` may name."""
+def all_cases(fig: str, testbeds: Sequence[str]) -> list[str]:
+    """What ``--mixes`` may name; of figure 8 nothing."""
     if fig == "8":
-        return set()
+        return []
     if fig == "6":
-        return {str(crowd) for name in testbeds for crowd in CROWDED[name].fig6}
-    return {str(mix) for name in testbeds for mix in TESTBEDS[name].fig5}
+        return [str(crowd) for name in testbeds for crowd in CROWDED[name].fig6]
+    return [str(mix) for name in testbeds for mix in TESTBEDS[name].fig5]
 
 
 def _questions(path: Path | None) -> list[str]:
