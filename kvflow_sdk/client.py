@@ -277,8 +277,7 @@ def call_headers(
                 client.configure(base_url, api_key=api_key)
             if not client.knows(base_url):
                 return {}
-        update = call.run.snapshot(agent=call.agent, fixed=call.fixed or fixed)
-        value = wire.to_header(update)
+        value = _header_of(call, base_url, fixed)
     except Exception as error:
         counters.error("in-band metadata", error)
         return {}
@@ -286,6 +285,14 @@ def call_headers(
     if type(body) is dict or isinstance(body, Mapping):
         client.watch(call.agent, body)
     return {wire.HEADER: value}
+
+
+def _header_of(call: context.Call, base_url: str, fixed: FixedMark | None) -> str:
+    update = call.run.snapshot(agent=call.agent, fixed=call.fixed or fixed)
+    value, whole = wire.fit_header(update)
+    if whole:
+        call.run.told(update, base_url)
+    return value
 
 
 def _look_for_drift(

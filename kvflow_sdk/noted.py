@@ -1,13 +1,17 @@
 """Which runs have something to say, and when.
 
 A call carries where its run stands. To send the same snapshot beside it would cost the
-server about as much as the call does to receive, at the very moment when that arrives. So
-it is held for a while, and mostly a newer one takes its place.
+server about as much as the call does to receive. Where the call goes is mostly known, and
+then it is not sent there (`Run.told`). Otherwise it is held for a while, and mostly a
+newer one takes its place.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from .config import origin_of
+from .errors import ConfigError
 
 if TYPE_CHECKING:
     from .run import Run
@@ -16,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["CARRIED_S", "Noted"]
 
 CARRIED_S = 0.25
-"""Until a snapshot is sent that a call has carried: the call may still wait inside of the
-program, or for another server."""
+"""Until a snapshot is sent that a call has carried nobody knows where: the call may still
+wait inside of the program, or for another server."""
 
 
 class Noted:
@@ -52,8 +56,13 @@ class Noted:
         held = self._held.values()
         return self.touched or any(hurry or until <= now for _, until in held)
 
-    def take(self, now: float, *, hurry: bool) -> list[StepUpdate]:
-        """The snapshots to be sent now; with `hurry` of all runs."""
+    def next_due(self) -> float | None:
+        """When `take` will have something to do, if nothing happens before."""
+        return min((until for _, until in self._held.values()), default=None)
+
+    def take(self, now: float, *, hurry: bool) -> list[tuple[StepUpdate, str | None]]:
+        """The snapshots to be sent now, each to all servers but the one (its origin)
+        that a call has told; with `hurry` of all runs."""
         noted = [self._touched.pop(run_id, None) for run_id in list(self._touched)]
         ready = []
         for run in (run for run in noted if run is not None):
@@ -66,5 +75,12 @@ class Noted:
             if hurry or until <= now:
                 del self._held[run.id]
                 ready.append(run)
-        updates = (run.unsent() for run in ready)
-        return [update for update in updates if update is not None]
+        unsent = (run.unsent() for run in ready)
+        return [(one[0], _origin(one[1])) for one in unsent if one is not None]
+
+
+def _origin(base_url: str | None) -> str | None:
+    try:
+        return None if base_url is None else origin_of(base_url)
+    except ConfigError:
+        return None

@@ -75,20 +75,18 @@ def _tag(
         or not options.url.endswith(_TAGGED)
     ):
         return options
+    # Not given at all when the caller passed no headers.
+    theirs = options.headers if isinstance(options.headers, Mapping) else {}
+    if any(name.lower() == HEADER for name in theirs):
+        return options
     ours = call_headers(
         _base_url(client),
         configured=True,
         api_key=_key(client),
         body=options.json_data,
     )
-    if not ours:
-        return options
-    # Not given at all when the caller passed no headers.
-    theirs = options.headers
-    if not theirs or not isinstance(theirs, Mapping):
-        options.headers = ours
-    elif not any(name.lower() == HEADER for name in theirs):
-        options.headers = {**theirs, **ours}
+    if ours:
+        options.headers = {**theirs, **ours} if theirs else ours
     return options
 
 

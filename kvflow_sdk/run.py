@@ -93,6 +93,7 @@ class Run:
         self._seq = 0
         self._sent = 0
         self._carried = 0
+        self._told: tuple[int, str] = 0, ""
         self._ends: list[tuple[str, str | None]] = []
         """Of agents, and of their callers, that are not taken into account yet."""
         self._final = False
@@ -212,14 +213,23 @@ class Run:
                 self._carried = self._seq
             return self._snapshot(agent, fixed)
 
+    def told(self, update: StepUpdate, base_url: str) -> None:
+        """All that this `snapshot` says goes with a call to `base_url`, which is made
+        now: nobody has to send it there."""
+        with self._lock:
+            self._told = update.seq, base_url
+
     def carried(self) -> bool:
-        """Whether a call has just told where the run stands, as far as that is known."""
+        """Whether a call has just told somebody where the run stands; whom, and when, is
+        not known."""
         with self._lock:
             self._settle()
-            return self._seq == self._carried and not self._final
+            told = self._told[0] == self._seq
+            return self._seq == self._carried and not told and not self._final
 
-    def unsent(self) -> StepUpdate | None:
-        """Where the run stands, if that has changed since this was asked last.
+    def unsent(self) -> tuple[StepUpdate, str | None] | None:
+        """Where the run stands, if that has changed since this was asked last, and the
+        server (its base URL) that a call has told already.
 
         None as well when the run is over: its last word was put.
         """
@@ -228,7 +238,8 @@ class Run:
             if self._final or self._seq == self._sent:
                 return None
             self._sent = self._seq
-            return self._snapshot()
+            seq, base_url = self._told
+            return self._snapshot(), base_url if seq == self._seq else None
 
     def _tell(self, event: Event) -> None:
         with self._lock:

@@ -44,9 +44,10 @@ COALESCE_S = 0.001
 """Until a snapshot is sent that nothing else waited with. Whoever made it is about to
 make a call, and goes on meanwhile without this thread in its way."""
 POLL_S = 0.02
-LIVELY_S = 1.0
-"""So long after the last snapshot the thread looks by itself, every `POLL_S`, and whoever
-starts or ends an agent does not have to wake it: that costs as much as all else does."""
+LIVELY_S = 0.1
+"""So long after something happened the thread looks by itself, every `POLL_S`, and whoever
+starts or ends the next agent does not have to wake it: that costs as much as all else
+does. Not for longer: while a program waits for an answer, nothing is to be seen."""
 _REFUSED = frozenset({400, 413, 422})
 _NOT_KVFLOW = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
@@ -228,19 +229,23 @@ class Stream:
                     return functools.partial(self._post, due, due.take())
                 if self._closed:
                     return None
-                pause = None if target is None else target.not_before - now
                 if now < self._lively_until:
                     self._changed.wait(POLL_S)
-                    continue
-                self._resting = True
-                if self._noted.touched or self._chores:
-                    # Noted by somebody who did not see yet that this thread rests.
-                    self._resting = False
-                    continue
-                told = self._changed.wait(pause)
-                self._resting = False
-                if told and not self._closed:
+                elif self._rest(now, None if target is None else target.not_before):
                     return _let_go_on
+
+    def _rest(self, now: float, until: float | None) -> bool:
+        """Wait to be woken, or for the time when something is to be done; returns
+        whether somebody has woken this thread who is about to make a call."""
+        due = [at for at in (until, self._noted.next_due()) if at is not None]
+        self._resting = True
+        # Else noted by somebody who did not see yet that this thread rests.
+        unseen = self._noted.touched or self._chores
+        woken = not unseen and self._changed.wait(
+            max(0.0, min(due) - now) if due else None
+        )
+        self._resting = False
+        return woken and not self._closed
 
     def _drop_oldest(self) -> None:
         with self._lock:
@@ -254,16 +259,18 @@ class Stream:
             self._lively_until = now + LIVELY_S
         updates = self._noted.take(now, hurry=self._hurry)
         with self._lock:
-            for update in updates:
-                self._keep(update)
+            for update, told in updates:
+                self._keep(update, told)
 
     @property
     def _hurry(self) -> bool:
         return self._closed or self._flushing > 0
 
-    def _keep(self, update: StepUpdate) -> None:
+    def _keep(self, update: StepUpdate, told: str | None = None) -> None:
+        """Let it wait for every server but the one at the origin `told`."""
         bound = self._config.max_runs
-        lost = sum(target.keep(update, bound) for target in self._targets.values())
+        untold = [t for origin, t in self._targets.items() if origin != told]
+        lost = sum(target.keep(update, bound) for target in untold)
         if lost:
             self.counters.add("steps.dropped", lost)
 

@@ -10,8 +10,6 @@ The payload is a `StepUpdate`. In band the envelope is the ``kv_hints`` field of
 ``/generate`` or, on the OpenAI endpoints, the header `HEADER` (JSON, zlib,
 base64url). Out of band it is the body of ``POST /kvflow/v1/steps``, with one action
 per run. Unknown fields and newer minor versions are ignored, unknown majors refused.
-
-The server imports this of the SDK, and `prewarm`.
 """
 
 from __future__ import annotations
@@ -65,6 +63,7 @@ __all__ = [
     "check_name",
     "check_steps",
     "encode_envelope",
+    "fit_header",
     "from_header",
     "parse_envelope",
     "parse_payload",
@@ -250,9 +249,14 @@ def to_header(update: StepUpdate) -> str:
     Too long a snapshot loses its likelihoods, then, ``partial``, its farthest agents.
     Raises `WireError` when the names alone are too long.
     """
+    return fit_header(update)[0]
+
+
+def fit_header(update: StepUpdate) -> tuple[str, bool]:
+    """As `to_header`, and whether nothing was lost."""
     value = _pack(update)
     if len(value) <= MAX_HEADER_BYTES:
-        return value
+        return value, True
     update = msgspec.structs.replace(update, likelihood=None)
     value = _pack(update)
     nearest = sorted((update.steps or {}).items(), key=lambda item: item[1])
@@ -271,7 +275,7 @@ def to_header(update: StepUpdate) -> str:
             field=HEADER,
             status=413,
         )
-    return value
+    return value, False
 
 
 def from_header(value: str) -> list[StepUpdate]:

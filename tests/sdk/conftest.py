@@ -11,6 +11,9 @@ import pytest
 
 import kvflow_sdk as kvflow
 from kvflow_integrations.conformance.loopback import Loopback
+from kvflow_sdk.config import Config
+from kvflow_sdk.counters import Counters
+from kvflow_sdk.stream import Stream
 
 
 @pytest.fixture
@@ -34,6 +37,22 @@ def dead_url() -> str:
     loopback = Loopback()
     loopback.close()
     return loopback.url
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Stream]]:
+    """Makes a step stream to a server; all are closed at the end."""
+    made: list[Stream] = []
+
+    def start(root: str, *, api_key: str | None = None, **settings: float) -> Stream:
+        stream = Stream(Config(max_backoff=0.05, **settings), Counters())
+        stream.add(root, root, api_key)
+        made.append(stream)
+        return stream
+
+    yield start
+    for stream in made:
+        stream.close(5)
 
 
 @pytest.fixture(autouse=True)

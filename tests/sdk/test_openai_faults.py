@@ -126,7 +126,7 @@ def test_failure_of_kvflow_itself_leaves_the_call_plain(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(wire, "to_header", fail)
+    monkeypatch.setattr(wire, "fit_header", fail)
     with connect(kvflow.OpenAI, server.url) as client, kvflow.step("planner"):
         assert outcome(client) == ("answer", "forty-two")
     assert default_client.counters["error.in-band metadata"] == 1

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
-from kvflow_sdk import noted, wire
+from kvflow_integrations.conformance.loopback import Loopback
 from kvflow_sdk import target as target_module
-from kvflow_sdk.config import Config
-from kvflow_sdk.counters import Counters
-from kvflow_sdk.graph import AgentStepGraph
-from kvflow_sdk.run import Run
+from kvflow_sdk import wire
 from kvflow_sdk.stream import Stream, _flush_all
 from kvflow_sdk.target import MAX_BATCH, Target
 
-if TYPE_CHECKING:
-    from conftest import Loopback
-
 Start = Callable[..., Stream]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Makes a stream to a server; all are closed at the end."""
-    made: list[Stream] = []
-
-    def start(root: str, *, api_key: str | None = None, **settings: float) -> Stream:
-        stream = Stream(Config(max_backoff=0.05, **settings), Counters())
-        stream.add(root, root, api_key)
-        made.append(stream)
-        return stream
-
-    yield start
-    for stream in made:
-        stream.close(5)
 
 
 def snapshot(
@@ -313,66 +290,3 @@ def test_the_end_of_a_process_waits_for_a_server_that_takes_steps(
     stream.put(snapshot(planner=0))
     _flush_all()
     assert stream.counters["steps.sent"] == 1
-
-
-def stream_and_run(
-    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch, *, held: float
-) -> tuple[Stream, Run]:
-    """A run of a, b, c; what a call has carried is held for so many seconds."""
-    monkeypatch.setattr(noted, "CARRIED_S", held)
-    stream = start(server.root)
-    graph = AgentStepGraph.sequence(["a", "b", "c"])
-    return stream, Run(graph, client="c", outbox=stream)
-
-
-def steps_of(server: Loopback) -> list[tuple[int, dict[str, int] | None]]:
-    seen = server.at(wire.STEPS_PATH)
-    return [(u.seq, dict(u.steps or {})) for request in seen for u in request.updates]
-
-
-def test_what_a_call_has_carried_is_not_sent_beside_it(
-    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream, run = stream_and_run(server, start, monkeypatch, held=3600.0)
-    for name in "abc":
-        run.start(name)
-        run.snapshot(agent=name)
-        run.end(name)
-    run.finish()
-    assert stream.flush(5)
-    (last,) = [u for r in server.at(wire.STEPS_PATH) for u in r.updates]
-    assert last.final
-
-
-def test_what_a_call_has_carried_is_sent_when_nothing_follows(
-    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, run = stream_and_run(server, start, monkeypatch, held=0.02)
-    run.start("a")
-    carried = run.snapshot(agent="a")
-    server.wait(wire.STEPS_PATH)
-    assert steps_of(server)[-1] == (carried.seq, carried.steps)
-
-
-def test_what_follows_a_call_is_sent_at_once(
-    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, run = stream_and_run(server, start, monkeypatch, held=3600.0)
-    run.start("a")
-    run.snapshot(agent="a")
-    run.end("a")
-    server.wait(wire.STEPS_PATH)
-    assert steps_of(server)[-1][1] == {"b": 0, "c": 1} or steps_of(server)[-1][1] == {
-        "b": 1,
-        "c": 2,
-    }
-
-
-def test_a_flush_sends_what_a_call_has_carried(
-    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream, run = stream_and_run(server, start, monkeypatch, held=3600.0)
-    run.start("a")
-    carried = run.snapshot(agent="a")
-    assert stream.flush(5)
-    assert steps_of(server)[-1] == (carried.seq, carried.steps)

@@ -84,7 +84,9 @@ class Attachment(adapter.Attachment):
             self._introduce(client)
             mark = declared(executor) if "text" in body else None
             update = program.call.run.snapshot(agent=program.agent, fixed=mark)
-            body.setdefault("kv_hints", wire.to_envelope([update]))
+            if "kv_hints" not in body:
+                body["kv_hints"] = wire.to_envelope([update])
+                program.call.run.told(update, self.original.base_url)
         except Exception as error:
             client.counters.error("in-band metadata", error)
         else:

@@ -113,6 +113,7 @@ class Applications:
             run.start(node)
             fixed = prompts[node]
             update = run.snapshot(agent=node, fixed=FixedMark(tokens=len(fixed)))
+            run.told(update, self._url)
             suffix = source.choices(
                 range(FIRST_TOKEN, self._vocabulary), k=source.randint(4, 64)
             )

@@ -55,6 +55,7 @@ class Program(SilentProgram):
     ) -> None:
         self._marks = {name: FixedMark(tokens=tokens) for name, tokens in fixed.items()}
         self._client = Client(url, name="bench")
+        self._url = url
         self._graph = graph
         if not learn:
             self._client.transitions = None
@@ -67,8 +68,9 @@ class Program(SilentProgram):
         @contextmanager
         def step(agent: str) -> Iterator[Hints]:
             run.start(agent)
-            mark = self._marks.get(agent)
-            yield to_envelope([run.snapshot(agent=agent, fixed=mark)])
+            update = run.snapshot(agent=agent, fixed=self._marks.get(agent))
+            run.told(update, self._url)
+            yield to_envelope([update])
             run.end(agent)
 
         try:
