@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from kvflow_server.emulated.platform import BANDWIDTH_ENV, PLATFORM_NAME
+from kvflow_server.emulated.platform import (
+    BANDWIDTH_ENV,
+    DEVICE_ENV,
+    PLATFORM_NAME,
+)
 from kvflow_server.engine.config import Mode
 from kvflow_server.engine.seams import BACKEND
 from kvflow_server.policy.backup import Backup
@@ -140,14 +144,18 @@ def _settings(options: ServeOptions) -> dict[str, str]:
 
 def _share_of_cores(said: GivenFlags) -> dict[str, str]:
     """Several ranks on one CPU: SGLang wants to be told which cores are whose, and
-    teams of threads that spin on each other's cores would be many times slower."""
+    teams of threads that spin on each other's cores would be many times slower.
+
+    A paced device is no faster with a team, which spins between its short passes: that
+    took more of the processor than the passes, from HTTP, tokenizer and clients.
+    """
     ranks = said.number("--tp-size", 1) * said.number("--dp-size", 1)
-    if ranks < 2:
-        return {}
     cores = os.cpu_count() or 1
-    each = max(1, cores // ranks)
-    shares = [str(rank * each % cores) for rank in range(ranks)]
-    defaults = {_CORES_ENV: "|".join(shares), _THREADS_ENV: str(each)}
+    each = 1 if DEVICE_ENV in os.environ else max(1, cores // ranks)
+    defaults = {_THREADS_ENV: str(each)} if ranks > 1 or each < cores else {}
+    if ranks > 1:
+        shares = [str(rank * each % cores) for rank in range(ranks)]
+        defaults[_CORES_ENV] = "|".join(shares)
     return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 

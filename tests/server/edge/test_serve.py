@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from kvflow_server.edge.serve import LaunchPlan, ServeError, ServeOptions, plan
+from kvflow_server.emulated.platform import DEVICE_ENV
 from kvflow_server.engine.config import EngineConfig, EngineConfigError, Mode
 from kvflow_server.policy.backup import Backup
 
@@ -206,3 +208,15 @@ def test_an_unknown_backup_is_refused_with_the_known_ones() -> None:
 def test_the_horizon_of_an_idle_bus_is_one_step_further() -> None:
     prefetch = EngineConfig.from_env({"KVFLOW_PREFETCH_HORIZON": "3"}).prefetch
     assert (prefetch.horizon, prefetch.idle_horizon) == (3, 4)
+
+
+def test_a_paced_device_gets_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A team would spin between its passes, on the cores of everybody else."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.delenv(DEVICE_ENV, raising=False)
+    assert "OMP_NUM_THREADS" not in plan_of("--model-path", "m").env
+    monkeypatch.setenv(DEVICE_ENV, "device.json")
+    assert plan_of("--model-path", "m").env["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert plan_of("--model-path", "m").env["OMP_NUM_THREADS"] == "3"
