@@ -40,9 +40,10 @@ log = logging.getLogger("kvflow")
 log.addHandler(logging.NullHandler())
 
 MAX_CHORES = 64
-COALESCE_S = 0.001
+COALESCE_S = 0.01
 """Until a snapshot is sent that nothing else waited with. Whoever made it is about to
-make a call, and goes on meanwhile without this thread in its way."""
+make a call, which will carry it or the next one, and goes on meanwhile without this
+thread in its way."""
 POLL_S = 0.02
 LIVELY_S = 0.1
 """So long after something happened the thread looks by itself, every `POLL_S`, and whoever
