@@ -335,6 +335,11 @@ def _engine_lines(report: dict[str, Any]) -> list[str]:
         f"garbage collection: {report['collection_ms']:.0f} ms every 1024 nodes, in "
         f"place of {report['full_collection_ms']:.0f} ms",
         f"memory: {report['bytes_per_node']:.0f} bytes per tagged node",
+        *(
+            f"a call with a fixed prompt of {fixed} tokens: {ms['kvflow']:.2f} ms in the "
+            f"tree (SGLang's Python core {ms['python']:.2f}, Rust core {ms['rust']:.2f})"
+            for fixed, ms in report["call_ms"].items()
+        ),
     ]
     if "rps_ratio" in report:
         lines.append(

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvflow_server.engine.collector import FrozenCollector
 
+from .calls import FIXED, time_calls
 from .results import Spread
 from .tree import Forest, ForestSize
 
@@ -39,9 +40,11 @@ class EngineTiming:
     """What the scheduler stops for instead (`engine.collector`)."""
     bytes_per_node: float
     """That KVFlow adds to a tagged node, over SGLang's Python core."""
+    calls: dict[int, dict[str, Spread]]
+    """What a call costs the tree, by tokens of its fixed prompt and by tree core."""
 
     def to_dict(self) -> dict[str, Any]:
-        """`evict_ms`, `stock_evict_ms`, `update_ms` are medians."""
+        """`evict_ms`, `stock_evict_ms`, `update_ms`, `call_ms` are medians."""
         stock = {core: self.evict[core].median for core in ("python", "rust")}
         return {
             "evict_ms": self.evict["kvflow"].median,
@@ -50,11 +53,20 @@ class EngineTiming:
             "bytes_per_node": self.bytes_per_node,
             "full_collection_ms": self.full_collection_ms,
             "collection_ms": self.collection.median,
+            "call_ms": {
+                str(fixed): {core: spread.median for core, spread in cores.items()}
+                for fixed, cores in self.calls.items()
+            },
             "spread": {
                 **{f"evict_{core}": asdict(s) for core, s in self.evict.items()},
                 "update": asdict(self.update),
                 "update_bare": asdict(self.update_bare),
                 "collection": asdict(self.collection),
+                **{
+                    f"call_{fixed}_{core}": asdict(spread)
+                    for fixed, cores in self.calls.items()
+                    for core, spread in cores.items()
+                },
             },
             "size": asdict(self.size) | {"victims": VICTIMS},
         }
@@ -80,6 +92,11 @@ def measure_engine(
                 updates = _time_updates(forest, everyone, repeats)
                 bare = _time_updates(forest, range(size.bare_clients), repeats)
         del forest
+    calls = {}
+    for fixed in FIXED:
+        progress(f"calls with prompts of {fixed} tokens")
+        with _FrozenCollector():
+            calls[fixed] = time_calls(CORES, fixed, repeats)
     progress("weighing")
     return EngineTiming(
         size=size,
@@ -89,6 +106,7 @@ def measure_engine(
         full_collection_ms=everything,
         collection=Spread.of(pauses),
         bytes_per_node=bytes_per_node(size),
+        calls=calls,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvflow_sdk.wire import StepUpdate
 
-__all__ = ["Forest", "ForestSize"]
+__all__ = ["Forest", "ForestSize", "make_cache", "make_tag"]
 
 CLIENT = AGENT = LEAF = 8
 """Tokens of a client's common beginning, of an agent's own prompt, and of a leaf."""
@@ -56,7 +56,7 @@ class Forest:
     def __init__(self, core: str, size: ForestSize, *, tagged: bool = True) -> None:
         self.size = size
         self.tagged = tagged and core == "kvflow"
-        self.cache, self._allocator = _make_cache(core, size.tokens)
+        self.cache, self._allocator = make_cache(core, size.tokens)
         self._seq = 0
         self._fresh = 1 << 40
         """Token ids that nothing else begins with."""
@@ -138,7 +138,10 @@ class Forest:
         if not self.tagged:
             self.cache.insert(params)
             return
-        tag = _tag(client, agent, hash(tuple(tokens[: CLIENT + AGENT])))
+        tag = make_tag(
+            _client(client), "".join(("r", "un")), f"agent {agent}", CLIENT + AGENT
+        )
+        tag.digest = hash(tuple(tokens[: CLIENT + AGENT]))
         with self.cache.writing_as(tag):
             result = self.cache.insert(params)
         self.cache.label_path(result.last_device_node, tag)
@@ -149,15 +152,15 @@ def _client(index: int) -> str:
     return f"client-{index:032x}"
 
 
-def _tag(client: int, agent: int, digest: int) -> Any:
+def make_tag(client: str, run: str, agent: str, fixed: int) -> Any:
+    """Of a call whose first `fixed` tokens are its fixed prompt; always the same one."""
     from kvflow_server.engine.hints import RequestTag
     from kvflow_server.policy.priority import Owner
 
-    owner = Owner(_client(client), "".join(("r", "un")), f"agent {agent}")
-    return RequestTag(owner, CLIENT + AGENT, digest)
+    return RequestTag(Owner(client, run, agent), fixed, digest=fixed)
 
 
-def _make_cache(core: str, tokens: int) -> tuple[Any, Any]:
+def make_cache(core: str, tokens: int) -> tuple[Any, Any]:
     """The cache and its allocator, on the CPU."""
     os.environ.setdefault("SGLANG_PLATFORM", "kvflow_emulated")
     # First, or its lazy choice of a platform meets itself half imported.
@@ -186,7 +189,7 @@ def _make_cache(core: str, tokens: int) -> tuple[Any, Any]:
     from kvflow_server.engine.cache import KVFlowCache
     from kvflow_server.engine.config import EngineConfig
 
-    _register_core()
+    params.tree_core_backend = _register_core()
     return KVFlowCache(params, EngineConfig()), allocator
 
 
@@ -211,15 +214,16 @@ def _make_allocator(tokens: int) -> Any:
     )
 
 
-def _register_core() -> None:
-    """As the plugin does in a server, unless it has in this process."""
+def _register_core() -> str:
+    """The name of KVFlow's tree core; not the plugin's, which registers its own."""
     from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
         get_tree_core_factory,
         register_tree_core_backend,
     )
 
     from kvflow_server.engine.factory import create_tree_core
-    from kvflow_server.engine.seams import BACKEND
 
-    if get_tree_core_factory(BACKEND) is None:
-        register_tree_core_backend(BACKEND, create_tree_core)
+    name = "kvflow_bench"
+    if get_tree_core_factory(name) is None:
+        register_tree_core_backend(name, create_tree_core)
+    return name

@@ -218,19 +218,31 @@ class KVFlowCache(UnifiedRadixCache):
         suffix_hits: float = 1
         with self.guard:
             boundary = self._boundary(tag)
-            cuts = self.cuts(boundary, len(params.key))
-            tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
             if len(params.key) > boundary:
                 hits = tag.suffix_hits
                 suffix_hits = self.backup.default_hits if hits is None else hits
-            pieces = in_pieces(params, missing)
+            pieces = self._pieces(tag, params, boundary)
         for piece in pieces[:-1]:
             super().insert(piece)
         self.tree_core.suffix_hits = suffix_hits
         try:
-            return super().insert(pieces[-1])
+            result = super().insert(pieces[-1])
         finally:
             self.tree_core.suffix_hits = 1
+        if len(pieces) == 1:
+            tag.found = result.prefix_len
+        return result
+
+    def _pieces(
+        self, tag: RequestTag, params: InsertParams, boundary: int
+    ) -> Sequence[InsertParams]:
+        """The inserts to make of this one, in order."""
+        cuts = self.cuts(boundary, len(params.key))
+        # What the request has written before, and holds, was cut then.
+        if not cuts or cuts[-1] <= params.inserted_len:
+            return (params,)
+        tag.found, missing = self.tree_core.missing_boundaries(params.key, cuts)
+        return in_pieces(params, missing)
 
     def _boundary(self, tag: RequestTag) -> int:
         return tag.fixed_tokens // self.page_size * self.page_size
