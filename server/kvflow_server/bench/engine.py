@@ -12,6 +12,7 @@ from typing import Any
 from kvflow_server.engine.collector import FrozenCollector
 
 from .calls import FIXED, time_calls
+from .collection import no_collection
 from .results import Spread
 from .tree import Forest, ForestSize
 
@@ -85,7 +86,7 @@ def measure_engine(
         progress(f"measuring: {core}")
         if core == "kvflow":
             everything, pauses = _time_collections(forest)
-        with _FrozenCollector():
+        with no_collection():
             evict[core] = _time_evictions(forest, repeats)
             if core == "kvflow":
                 everyone = range(size.bare_clients, size.clients)
@@ -95,7 +96,7 @@ def measure_engine(
     calls = {}
     for fixed in FIXED:
         progress(f"calls with prompts of {fixed} tokens")
-        with _FrozenCollector():
+        with no_collection():
             calls[fixed] = time_calls(CORES, fixed, repeats)
     progress("weighing")
     return EngineTiming(
@@ -134,19 +135,6 @@ def _weigh(core: str, size: ForestSize) -> int:
         return tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-
-
-class _FrozenCollector:
-    """No collection within: one would be timed as part of what it interrupts."""
-
-    def __enter__(self) -> None:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-
-    def __exit__(self, *exception: object) -> None:
-        gc.enable()
-        gc.unfreeze()
 
 
 def _time_evictions(forest: Forest, repeats: int) -> Spread:

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from kvflow_server.edge.launcher import ServerProcess
 from kvflow_server.emulated.tiny import SPECIAL_TOKENS, tiny_model
 
+from .collection import no_collection
 from .progress import progress_bar, rotated, tracked
 from .results import Workflow
 from .runner import Meter, Runner
@@ -117,7 +118,8 @@ def _take_turns(
     for index, name in tracked(progress, what, turns):
         if cold:
             runners[name].start_anew(register=SYSTEMS[name].registers)
-        results[name].append(runners[name].run(index))
+        with no_collection():
+            results[name].append(runners[name].run(index))
     return results
 
 

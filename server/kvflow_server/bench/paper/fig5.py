@@ -12,6 +12,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.progress import Progress
 
+from kvflow_server.bench.collection import no_collection
 from kvflow_server.bench.progress import progress_bar, rotated
 from kvflow_server.bench.results import Workflow
 from kvflow_server.bench.runner import Meter, Runner
@@ -265,7 +266,8 @@ class _Turns:
         )
         for index in indices:
             for name in rotated(list(self.runners), index):
-                results[name].append(self.runners[name].run(index))
+                with no_collection():
+                    results[name].append(self.runners[name].run(index))
                 self.progress.advance(task)
         return results
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import Progress
 
+from kvflow_server.bench.collection import no_collection
 from kvflow_server.bench.progress import progress_bar, rotated
 from kvflow_server.bench.results import Workflow
 from kvflow_server.bench.runner import Meter, Runner
@@ -253,7 +254,7 @@ class CrowdRun:
             first = index * rounds
             return [runner.run(first + turn, agents) for turn in range(rounds)]
 
-        with ThreadPoolExecutor(len(runners)) as pool:
+        with no_collection(), ThreadPoolExecutor(len(runners)) as pool:
             begun = time.perf_counter()
             done = list(pool.map(work, runners))
             seconds = time.perf_counter() - begun

@@ -18,6 +18,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.progress import Progress
 
+from kvflow_server.bench.collection import no_collection
 from kvflow_server.bench.progress import progress_bar
 from kvflow_server.bench.results import Workflow
 from kvflow_server.bench.runner import Meter, Runner
@@ -195,7 +196,8 @@ class _OnTestbed:
             meter = Meter({name: runner})
             found = self._found.setdefault(mix, {}).setdefault(name, _Found())
             for index in range(run, run + share):
-                found.workflows.append(runner.run(index, agents))
+                with no_collection():
+                    found.workflows.append(runner.run(index, agents))
                 progress.advance(task)
             found.counters.append(meter.per_workflow(share)[name])
             run += share
