@@ -11,7 +11,6 @@ import pytest
 
 import kvflow_sdk as kvflow
 from kvflow_integrations.conformance.loopback import Loopback
-from kvflow_sdk.config import Config
 from kvflow_sdk.counters import Counters
 from kvflow_sdk.stream import Stream
 
@@ -45,7 +44,7 @@ def start() -> Iterator[Callable[..., Stream]]:
     made: list[Stream] = []
 
     def start(root: str, *, api_key: str | None = None, **settings: float) -> Stream:
-        stream = Stream(Config(max_backoff=0.05, **settings), Counters())
+        stream = Stream(kvflow.Config(max_backoff=0.05, **settings), Counters())
         stream.add(root, root, api_key)
         made.append(stream)
         return stream

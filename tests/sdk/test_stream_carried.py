@@ -46,10 +46,20 @@ def test_what_a_call_has_carried_is_not_sent_beside_it(
     assert last.final
 
 
+@pytest.mark.parametrize(
+    ("lively", "held"),
+    [(stream_module.LIVELY_S, 0.02), (0.0, 0.05)],
+    ids=["while the thread looks by itself", "while it rests"],
+)
 def test_what_a_call_has_carried_is_sent_when_nothing_follows(
-    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
+    server: Loopback,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    lively: float,
+    held: float,
 ) -> None:
-    _, run = stream_and_run(server, start, monkeypatch, held=0.02)
+    monkeypatch.setattr(stream_module, "LIVELY_S", lively)
+    _, run = stream_and_run(server, start, monkeypatch, held=held)
     run.start("a")
     carried = run.snapshot(agent="a")
     server.wait(wire.STEPS_PATH)
@@ -110,17 +120,6 @@ def test_what_happens_after_the_call_is_sent_to_its_server_too(
     run.told(told, server.root)
     assert stream.flush(5)
     assert steps_of(server)[-1][0] > told.seq
-
-
-def test_a_thread_at_rest_wakes_for_what_is_held(
-    server: Loopback, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_module, "LIVELY_S", 0.0)
-    _, run = stream_and_run(server, start, monkeypatch, held=0.05)
-    run.start("a")
-    carried = run.snapshot(agent="a")
-    server.wait(wire.STEPS_PATH)
-    assert steps_of(server)[-1] == (carried.seq, carried.steps)
 
 
 def test_a_flush_sends_what_a_call_has_carried(

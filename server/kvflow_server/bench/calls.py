@@ -13,7 +13,7 @@ from typing import Any
 from kvflow_sdk.wire import StepUpdate
 
 from .results import Spread
-from .tree import make_cache, make_tag
+from .tree import insert, make_cache, make_tag, slots_for
 
 __all__ = ["FIXED", "time_calls"]
 
@@ -56,24 +56,18 @@ class _Calls:
         first = (1 << 40) + turn * (SUFFIX + ANSWER)
         whole = self._fixed + array("q", range(first, first + SUFFIX + ANSWER))
         prompt = RadixKey(whole[:-ANSWER], None)
-        tag = make_tag("client", "run", _AGENT, len(self._fixed))
+        tag = None
+        if self._tagged:
+            tag = make_tag("client", "run", _AGENT, len(self._fixed), digest=0)
         start = time.perf_counter()
         hit = self._cache.match_prefix(MatchPrefixParams(key=prompt))
         prefix = self._cache.path_device_indices(hit.last_device_node)
         spent = time.perf_counter() - start
-        slots = self._slots(prefix, len(whole))
+        slots = slots_for(self._allocator, prefix, len(whole))
         start = time.perf_counter()
         self._insert(prompt, slots, len(prefix), 0, tag)
         self._insert(RadixKey(whole, None), slots, len(prompt), len(prompt), tag)
         return spent + time.perf_counter() - start
-
-    def _slots(self, prefix: Any, tokens: int) -> Any:
-        import torch
-
-        slots = self._allocator.alloc(tokens - len(prefix))
-        if slots is None:
-            raise RuntimeError("the pool is too small for the calls")
-        return torch.cat([prefix, slots])
 
     def _insert(self, key: Any, slots: Any, held: int, inserted: int, tag: Any) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
@@ -84,9 +78,4 @@ class _Calls:
             prev_prefix_len=held,
             inserted_len=inserted,
         )
-        if not self._tagged:
-            self._cache.insert(params)
-            return
-        with self._cache.writing_as(tag):
-            result = self._cache.insert(params)
-        self._cache.label_path(result.last_device_node, tag)
+        insert(self._cache, params, tag)

@@ -115,10 +115,10 @@ def _take_turns(
     turns = [
         (index, name) for index in indices for name in rotated(list(runners), index)
     ]
-    for index, name in tracked(progress, what, turns):
-        if cold:
-            runners[name].start_anew(register=SYSTEMS[name].registers)
-        with no_collection():
+    with no_collection():
+        for index, name in tracked(progress, what, turns):
+            if cold:
+                runners[name].start_anew(register=SYSTEMS[name].registers)
             results[name].append(runners[name].run(index))
     return results
 

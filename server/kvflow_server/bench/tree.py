@@ -14,7 +14,7 @@ from typing import Any
 
 from kvflow_sdk.wire import StepUpdate
 
-__all__ = ["Forest", "ForestSize", "make_cache", "make_tag"]
+__all__ = ["Forest", "ForestSize", "insert", "make_cache", "make_tag", "slots_for"]
 
 CLIENT = AGENT = LEAF = 8
 """Tokens of a client's common beginning, of an agent's own prompt, and of a leaf."""
@@ -127,24 +127,38 @@ class Forest:
         key = RadixKey(tokens, None)
         hit = self.cache.match_prefix(MatchPrefixParams(key=key))
         prefix = self.cache.path_device_indices(hit.last_device_node)
-        import torch
-
-        slots = self._allocator.alloc(len(tokens) - len(prefix))
-        if slots is None:
-            raise RuntimeError("the pool is too small for the tree")
         params = InsertParams(
-            key=key, value=torch.cat([prefix, slots]), prev_prefix_len=len(prefix)
+            key=key,
+            value=slots_for(self._allocator, prefix, len(tokens)),
+            prev_prefix_len=len(prefix),
         )
-        if not self.tagged:
-            self.cache.insert(params)
-            return
-        tag = make_tag(
-            _client(client), "".join(("r", "un")), f"agent {agent}", CLIENT + AGENT
-        )
-        tag.digest = hash(tuple(tokens[: CLIENT + AGENT]))
-        with self.cache.writing_as(tag):
-            result = self.cache.insert(params)
-        self.cache.label_path(result.last_device_node, tag)
+        tag = None
+        if self.tagged:
+            fixed = CLIENT + AGENT
+            digest = hash(tuple(tokens[:fixed]))
+            run = "".join(("r", "un"))
+            tag = make_tag(_client(client), run, f"agent {agent}", fixed, digest)
+        insert(self.cache, params, tag)
+
+
+def slots_for(allocator: Any, prefix: Any, tokens: int) -> Any:
+    """The slots of so many tokens, of which `prefix` has its own already."""
+    import torch
+
+    slots = allocator.alloc(tokens - len(prefix))
+    if slots is None:
+        raise RuntimeError("the pool is too small for the tree")
+    return torch.cat([prefix, slots])
+
+
+def insert(cache: Any, params: Any, tag: Any) -> None:
+    """As the scheduler does for a call with this tag; None: for one without."""
+    if tag is None:
+        cache.insert(params)
+        return
+    with cache.writing_as(tag):
+        result = cache.insert(params)
+    cache.label_path(result.last_device_node, tag)
 
 
 def _client(index: int) -> str:
@@ -152,12 +166,12 @@ def _client(index: int) -> str:
     return f"client-{index:032x}"
 
 
-def make_tag(client: str, run: str, agent: str, fixed: int) -> Any:
-    """Of a call whose first `fixed` tokens are its fixed prompt; always the same one."""
+def make_tag(client: str, run: str, agent: str, fixed: int, digest: int) -> Any:
+    """Of a call whose first `fixed` tokens are the prompt with this digest."""
     from kvflow_server.engine.hints import RequestTag
     from kvflow_server.policy.priority import Owner
 
-    return RequestTag(Owner(client, run, agent), fixed, digest=fixed)
+    return RequestTag(Owner(client, run, agent), fixed, digest)
 
 
 def make_cache(core: str, tokens: int) -> tuple[Any, Any]:

@@ -264,11 +264,11 @@ class _Turns:
         task = self.progress.add_task(
             self.label, total=len(indices) * len(self.runners)
         )
-        for index in indices:
-            for name in rotated(list(self.runners), index):
-                with no_collection():
+        with no_collection():
+            for index in indices:
+                for name in rotated(list(self.runners), index):
                     results[name].append(self.runners[name].run(index))
-                self.progress.advance(task)
+                    self.progress.advance(task)
         return results
 
 

@@ -195,10 +195,10 @@ class _OnTestbed:
             run += effort.settling
             meter = Meter({name: runner})
             found = self._found.setdefault(mix, {}).setdefault(name, _Found())
-            for index in range(run, run + share):
-                with no_collection():
+            with no_collection():
+                for index in range(run, run + share):
                     found.workflows.append(runner.run(index, agents))
-                progress.advance(task)
+                    progress.advance(task)
             found.counters.append(meter.per_workflow(share)[name])
             run += share
 
