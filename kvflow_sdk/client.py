@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -31,12 +31,21 @@ if TYPE_CHECKING:
     from .drift.watch import DriftWatch
     from .graph import AgentStepGraph
 
-__all__ = ["Client", "call_headers", "default_client", "usable_client"]
+__all__ = [
+    "Client",
+    "call_headers",
+    "default_client",
+    "tag_request",
+    "usable_client",
+]
 
 MAX_SERVERS = 64
 """Servers whose answer to the probe is remembered."""
 UNANSWERED_TTL = 10.0
 """Seconds after which a server that gave no answer may be asked again."""
+
+_RUNS_A_MODEL = ("/completions", "/responses")
+"""How the URLs of the OpenAI endpoints end that run a model on a prompt."""
 
 _BY_ID: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
 _counters = Counters()
@@ -285,6 +294,24 @@ def call_headers(
     if type(body) is dict or isinstance(body, Mapping):
         client.watch(call.agent, body)
     return {wire.HEADER: value}
+
+
+def tag_request(options: Any, headers: Callable[[], Mapping[str, str]]) -> Any:
+    """Add `headers` to the openai client's `options` of a request, and return them: where
+    it runs a model inside of an agent, and the caller has not said whose call it is."""
+    if (
+        context.current() is None
+        or options.method.lower() != "post"
+        or not options.url.endswith(_RUNS_A_MODEL)
+    ):
+        return options
+    # Not given at all when the caller passed no headers.
+    theirs = options.headers if isinstance(options.headers, Mapping) else {}
+    if any(name.lower() == wire.HEADER for name in theirs):
+        return options
+    if ours := headers():
+        options.headers = {**theirs, **ours}
+    return options
 
 
 def _header_of(call: context.Call, base_url: str, fixed: FixedMark | None) -> str:

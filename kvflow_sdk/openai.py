@@ -8,22 +8,16 @@ request; openai 2.8 and 3.x call it once per attempt, for plain, streaming, raw 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import openai
 
-from .client import call_headers, usable_client
-from .context import current
-from .wire import HEADER
+from .client import call_headers, tag_request, usable_client
 
 if TYPE_CHECKING:
     from openai._models import FinalRequestOptions
 
 __all__ = ["AsyncOpenAI", "OpenAI"]
-
-_TAGGED = ("/completions", "/responses")
-"""Endpoints that run a model on a prompt."""
 
 
 class OpenAI(openai.OpenAI):
@@ -69,25 +63,16 @@ def _introduce(client: OpenAI | AsyncOpenAI) -> None:
 def _tag(
     client: OpenAI | AsyncOpenAI, options: FinalRequestOptions
 ) -> FinalRequestOptions:
-    if (
-        current() is None
-        or options.method.lower() != "post"
-        or not options.url.endswith(_TAGGED)
-    ):
-        return options
-    # Not given at all when the caller passed no headers.
-    theirs = options.headers if isinstance(options.headers, Mapping) else {}
-    if any(name.lower() == HEADER for name in theirs):
-        return options
-    ours = call_headers(
-        _base_url(client),
-        configured=True,
-        api_key=_key(client),
-        body=options.json_data,
+    tagged: FinalRequestOptions = tag_request(
+        options,
+        lambda: call_headers(
+            _base_url(client),
+            configured=True,
+            api_key=_key(client),
+            body=options.json_data,
+        ),
     )
-    if ours:
-        options.headers = {**theirs, **ours} if theirs else ours
-    return options
+    return tagged
 
 
 def _base_url(client: OpenAI | AsyncOpenAI) -> str:

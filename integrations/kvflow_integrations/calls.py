@@ -19,14 +19,10 @@ from typing import Any
 
 from kvflow_integrations import templates
 from kvflow_integrations.adapter import Patches, SharedPatches
-from kvflow_sdk.client import call_headers
+from kvflow_sdk.client import call_headers, tag_request
 from kvflow_sdk.context import current
-from kvflow_sdk.wire import HEADER
 
 __all__ = ["patches"]
-
-_TAGGED = ("/completions", "/responses")
-"""Endpoints that run a model on a prompt."""
 
 
 def _install(patches: Patches) -> None:
@@ -71,25 +67,17 @@ def _tagging_async(
 
 
 def _tag(client: Any, options: Any, themselves: tuple[type, ...]) -> Any:
-    if (
-        current() is None
-        or isinstance(client, themselves)
-        or options.method.lower() != "post"
-        or not options.url.endswith(_TAGGED)
-    ):
+    if isinstance(client, themselves):
         return options
-    # Not given at all when the caller passed no headers.
-    theirs = options.headers if isinstance(options.headers, Mapping) else {}
-    if any(name.lower() == HEADER for name in theirs):
-        return options
+    return tag_request(options, lambda: _headers(client, options.json_data))
+
+
+def _headers(client: Any, body: Any) -> Mapping[str, str]:
     call = current()
     fixed = None
     if call is not None and call.fixed is None:
-        fixed = templates.mark_of(call.agent, options.json_data)
-    ours = call_headers(str(client.base_url), fixed=fixed, body=options.json_data)
-    if ours:
-        options.headers = {**theirs, **ours}
-    return options
+        fixed = templates.mark_of(call.agent, body)
+    return call_headers(str(client.base_url), fixed=fixed, body=body)
 
 
 patches = SharedPatches(_install)
