@@ -45,10 +45,11 @@ COALESCE_S = 0.01
 make a call, which will carry it or the next one, and goes on meanwhile without this
 thread in its way."""
 POLL_S = 0.02
-LIVELY_S = 0.1
-"""So long after something happened the thread looks by itself, every `POLL_S`, and whoever
-starts or ends the next agent does not have to wake it: that costs as much as all else
-does. Not for longer: while a program waits for an answer, nothing is to be seen."""
+LOOKS = 1
+"""Looks by itself, `POLL_S` apart, that find nothing before the thread rests. While things
+happen faster than that, whoever starts or ends an agent does not have to wake it, which
+costs as much as all else does. No more of them: while a program waits for an answer there
+is nothing to be seen, and what the thread computes others wait for."""
 _REFUSED = frozenset({400, 413, 422})
 _NOT_KVFLOW = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
@@ -70,7 +71,8 @@ class Stream:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._resting = False
-        self._lively_until = 0.0
+        self._looks = 0
+        """Before it rests, if nothing happens."""
         self._targets: dict[str, Target] = {}
         self._noted = Noted(self._config.max_runs)
         self._flushing = 0
@@ -230,7 +232,8 @@ class Stream:
                     return functools.partial(self._post, due, due.take())
                 if self._closed:
                     return None
-                if now < self._lively_until:
+                if self._looks:
+                    self._looks -= 1
                     self._changed.wait(POLL_S)
                 elif self._rest(now, None if target is None else target.not_before):
                     return _let_go_on
@@ -257,7 +260,7 @@ class Stream:
         """Let wait what runs have to say; worked out here, not where it happened."""
         now = time.monotonic()
         if self._noted.touched:
-            self._lively_until = now + LIVELY_S
+            self._looks = LOOKS
         updates = self._noted.take(now, hurry=self._hurry)
         with self._lock:
             for update, told in updates:

@@ -47,18 +47,18 @@ def test_what_a_call_has_carried_is_not_sent_beside_it(
 
 
 @pytest.mark.parametrize(
-    ("lively", "held"),
-    [(stream_module.LIVELY_S, 0.02), (0.0, 0.05)],
+    ("looks", "held"),
+    [(1_000_000, 0.02), (0, 0.05)],
     ids=["while the thread looks by itself", "while it rests"],
 )
 def test_what_a_call_has_carried_is_sent_when_nothing_follows(
     server: Loopback,
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
-    lively: float,
+    looks: int,
     held: float,
 ) -> None:
-    monkeypatch.setattr(stream_module, "LIVELY_S", lively)
+    monkeypatch.setattr(stream_module, "LOOKS", looks)
     _, run = stream_and_run(server, start, monkeypatch, held=held)
     run.start("a")
     carried = run.snapshot(agent="a")

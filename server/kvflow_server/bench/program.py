@@ -57,13 +57,14 @@ class Program(SilentProgram):
         self._client = Client(url, name="bench")
         self._url = url
         self._graph = graph
+        self._sequences: dict[tuple[str, ...], AgentStepGraph] = {}
+        """By their agents: a program declares its workflow once."""
         if not learn:
             self._client.transitions = None
 
     @contextmanager
     def workflow(self, agents: Sequence[str]) -> Iterator[Step]:
-        graph = self._graph or AgentStepGraph.sequence(agents)
-        run = self._client.start_run(graph)
+        run = self._client.start_run(self._graph or self._sequence(agents))
 
         @contextmanager
         def step(agent: str) -> Iterator[Hints]:
@@ -77,6 +78,13 @@ class Program(SilentProgram):
             yield step
         finally:
             run.finish()
+
+    def _sequence(self, agents: Sequence[str]) -> AgentStepGraph:
+        key = tuple(agents)
+        found = self._sequences.get(key)
+        if found is None:
+            found = self._sequences[key] = AgentStepGraph.sequence(key)
+        return found
 
     def register(self, prompts: Mapping[str, list[int]]) -> None:
         """Let the server compute these before their agents run, in this order; returns
