@@ -46,10 +46,9 @@ make a call, which will carry it or the next one, and goes on meanwhile without 
 thread in its way."""
 POLL_S = 0.02
 LOOKS = 1
-"""Looks by itself, `POLL_S` apart, that find nothing before the thread rests. While things
-happen faster than that, whoever starts or ends an agent does not have to wake it, which
-costs as much as all else does. No more of them: while a program waits for an answer there
-is nothing to be seen, and what the thread computes others wait for."""
+"""Looks by itself, `POLL_S` apart, that find nothing before the thread rests. While more
+happens, nobody has to wake it, which costs as much as all else does. No more of them:
+while a program waits for an answer, nothing is to be seen."""
 _REFUSED = frozenset({400, 413, 422})
 _NOT_KVFLOW = frozenset({404, 405, 501})
 _NOT_ALLOWED = frozenset({401, 403})
@@ -72,7 +71,6 @@ class Stream:
         self._changed = threading.Condition(self._lock)
         self._resting = False
         self._looks = 0
-        """Before it rests, if nothing happens."""
         self._targets: dict[str, Target] = {}
         self._noted = Noted(self._config.max_runs)
         self._flushing = 0

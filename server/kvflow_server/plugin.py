@@ -9,6 +9,7 @@ KVFlow is chosen. SGLang swallows what goes wrong here, so the launch
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -24,10 +25,17 @@ def register() -> None:
     from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
         register_tree_core_backend,
     )
-    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from kvflow_server.emulated.platform import DEVICE_ENV
     from kvflow_server.engine.messages import admit_types
-    from kvflow_server.engine.seams import BACKEND, LAUNCH, Role, register_hooks
+    from kvflow_server.engine.seams import (
+        BACKEND,
+        LAUNCH,
+        ON_IDLE,
+        Role,
+        register_hooks,
+    )
 
     if get_radix_cache_factory(BACKEND) is not None:
         return
@@ -36,6 +44,10 @@ def register() -> None:
     admit_types()
     if "sglang.srt.managers.scheduler" in sys.modules:
         register_hooks(Role.SCHEDULER)
+        if os.environ.get(DEVICE_ENV):
+            from kvflow_server.emulated.pace import note_idle
+
+            HookRegistry.register(ON_IDLE, note_idle, HookType.BEFORE)
     HookRegistry.register(LAUNCH, _before_launch)
 
 

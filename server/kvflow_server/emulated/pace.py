@@ -5,6 +5,11 @@ is computed for real, by a model that is small enough, and each layer is done wh
 device would have been done with it: the pass's time over the layers, counted from when
 the layer's KV had arrived. Meanwhile the cores are free, as they are beside a GPU.
 
+On a GPU SGLang's overlap scheduling prepares a pass while the one before runs. Here a pass
+blocks the scheduler. So the device goes on from where it was, if the scheduler took no
+longer than a pass to come to the next; unless it had nothing to do in between (`IDLE`): then
+the device had to wait for a request, and for what the scheduler did with it.
+
 The costs are a file (`KVFLOW_EMULATED_DEVICE`) that is read again when it has changed.
 """
 
@@ -20,9 +25,25 @@ from kvflow_server.emulated.costs import Costs, load_costs
 from kvflow_server.emulated.platform import DEVICE_ENV
 from kvflow_server.emulated.transfer import BUS
 
-__all__ = ["PacedDevice", "paced_device"]
+__all__ = ["IDLE", "Idle", "PacedDevice", "note_idle", "paced_device"]
 
 logger = logging.getLogger(__name__)
+
+
+class Idle:
+    """When the scheduler of a process last had nothing for its device."""
+
+    at = 0.0
+    """Monotonic seconds."""
+
+
+IDLE = Idle()
+"""Of this process."""
+
+
+def note_idle(*_args: object, **_kwargs: object) -> None:
+    """BEFORE `Scheduler.on_idle`."""
+    IDLE.at = time.monotonic()
 
 
 class PacedDevice:
@@ -37,11 +58,13 @@ class PacedDevice:
         path: Path,
         *,
         changed: Callable[[Costs], None] = lambda costs: None,
+        idle: Idle = IDLE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._path = path
         self._changed = changed
+        self._idle = idle
         self._clock = clock
         self._sleep = sleep
         self._costs = load_costs(path)
@@ -69,24 +92,22 @@ class PacedDevice:
     def begin_prefill(self, before: Sequence[int], new: Sequence[int]) -> None:
         """A pass over so many new tokens of each request, after so many cached ones."""
         shapes = list(zip(before, new, strict=True))
-        self._begin(self.costs.prefill_seconds(shapes), self._clock())
+        self._begin(self.costs.prefill_seconds(shapes))
 
     def begin_decode(self, requests: int, context: int) -> None:
-        """A pass over one token of each request; `context` is the sum of lengths.
+        """A pass over one token of each request; `context` is the sum of lengths."""
+        self._begin(self.costs.decode_seconds(requests, context))
 
-        The device goes on from where it was, if the scheduler took no longer than a pass
-        to come to the next: on a GPU SGLang's overlap scheduling prepares a step while
-        the one before runs. Nor does it matter that the processor may have been slower
-        than the device in a short pass. (A prefill may have waited for a request.)
-        """
-        exposed = self._clock() - self._ended - self._layer_s * self._costs.layers
-        self._begin(
-            self.costs.decode_seconds(requests, context), self._due + max(0.0, exposed)
-        )
-
-    def _begin(self, seconds: float, start: float) -> None:
+    def _begin(self, seconds: float) -> None:
+        now = self._clock()
+        if self._idle.at >= self._ended:
+            self._due = now
+        else:
+            # Nor does it matter that the processor was slower than the device in a
+            # short pass.
+            exposed = now - self._ended - self._layer_s * self._costs.layers
+            self._due += max(0.0, exposed)
         self._layer_s = seconds / self._costs.layers
-        self._due = start
 
     def end_layer(self, ready_at: float) -> None:
         """Block until the device has computed one more layer, which it could not begin

@@ -20,6 +20,7 @@ __all__ = [
     "BACKEND",
     "HOOKS",
     "LAUNCH",
+    "ON_IDLE",
     "SEAMS",
     "TESTED",
     "Hook",
@@ -92,6 +93,8 @@ class Hook:
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+ON_IDLE = f"{_SCHEDULER}.on_idle"
+"""Called in every turn of the scheduler's loop that has nothing to run."""
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _COMPLETION = (
     "sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion"
@@ -108,6 +111,7 @@ HOOKS: tuple[Hook, ...] = (
         "scheduling:after_pass",
         ("running_batch", "last_batch"),
     ),
+    Hook(ON_IDLE, "idling:after_idle"),
     Hook(f"{_SCHEDULER}.flush_cache", "scheduling:before_flush", when="before"),
     Hook(f"{_SCHEDULER}.init_request_dispatcher", "handlers:add_handlers"),
     Hook(f"{_SCHEDULER}._poll_timeout_aborts", "handlers:append_tick"),
@@ -207,6 +211,7 @@ SEAMS: tuple[Seam, ...] = (
         ("node", "device_frees", "host_frees", "cache_actions", "target"),
     ),
     Seam(f"{_SCHEDULER}.init_metrics_collector"),
+    Seam(f"{_SCHEDULER}.init_idle_sleeper"),
     Seam(f"{_SCHEDULER}.is_fully_idle", ("for_health_check",)),
     Seam("sglang.srt.constants.HEALTH_CHECK_RID_PREFIX"),
     Seam("sglang.srt.runtime_context.get_parallel"),

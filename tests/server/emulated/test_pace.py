@@ -11,7 +11,7 @@ import pytest
 from costs import COSTS
 
 from kvflow_server.emulated.costs import Costs
-from kvflow_server.emulated.pace import PacedDevice, paced_device
+from kvflow_server.emulated.pace import Idle, PacedDevice, paced_device
 from kvflow_server.emulated.platform import DEVICE_ENV
 from kvflow_server.emulated.transfer import BUS
 
@@ -51,10 +51,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def pace(tmp_path: Path, clock: Clock) -> PacedDevice:
-    return PacedDevice(
-        written(tmp_path / "device.json"), clock=clock, sleep=clock.sleep
-    )
+def idle() -> Idle:
+    return Idle()
+
+
+@pytest.fixture
+def pace(tmp_path: Path, clock: Clock, idle: Idle) -> PacedDevice:
+    path = written(tmp_path / "device.json")
+    return PacedDevice(path, idle=idle, clock=clock, sleep=clock.sleep)
 
 
 def test_a_prefill_takes_what_its_new_tokens_cost(
@@ -144,9 +148,23 @@ def test_a_step_makes_up_for_a_short_pass_that_the_processor_was_slow_at(
     assert clock.now - began == pytest.approx(0.2)
 
 
-def test_a_prefill_begins_when_it_is_there(pace: PacedDevice, clock: Clock) -> None:
+def test_a_prefill_follows_the_pass_before_without_a_gap(
+    pace: PacedDevice, clock: Clock
+) -> None:
+    began = clock.now
+    for _ in range(3):
+        clock.now += 0.03
+        pace.begin_prefill([0], [50])
+        a_pass(pace, clock)
+    assert clock.now - began == pytest.approx(0.03 + 3 * 1.0)
+
+
+def test_after_an_idle_scheduler_a_pass_begins_when_it_is_there(
+    pace: PacedDevice, clock: Clock, idle: Idle
+) -> None:
     pace.begin_decode(1, 1)
     a_pass(pace, clock)
+    idle.at = clock.now + 0.01
     clock.now += 0.03
     pace.begin_prefill([0], [50])
     assert a_pass(pace, clock) == pytest.approx(1.0)
