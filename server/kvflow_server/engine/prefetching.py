@@ -47,6 +47,9 @@ class Prefetcher:
         self._moved: dict[tuple[str, str], float] = {}
         """(client, run) -> when it last went a step on; live runs only."""
         self._planned_at: tuple[int, ...] = ()
+        self._lull = False
+        """Nothing is computed, and shortly before something was."""
+        self._computed_at = _EARLIEST
         if self.active:
             cache.full_component.on_evict = self._evicted
             cache.prompts.on_last_gone = self.candidates.found
@@ -60,12 +63,18 @@ class Prefetcher:
         self,
         busy: Callable[[], Collection[tuple[str, str]]],
         reserve: Callable[[], int],
+        *,
+        computing: bool,
     ) -> None:
         """Start what this pass may start; asks only when there is something to plan.
 
         `busy` gives the (client, agent) whose requests are on the server already,
-        `reserve` the tokens that running requests need to keep decoding.
+        `reserve` the tokens that running requests need to keep decoding. `computing`:
+        the device has something to do.
         """
+        if computing:
+            self._computed_at = self._cache.clock.now
+        self._lull = not computing and self._cache.clock.now < self.lull_ends
         self._note_moves(self.candidates.take_in())
         if self._cache.cache_controller is None:
             return
@@ -77,6 +86,12 @@ class Prefetcher:
         if served and self._stamp() != self._planned_at:
             self._plan(busy(), reserve())
             self._planned_at = self._stamp()
+
+    @property
+    def lull_ends(self) -> float:
+        """When those beyond the horizon may be fetched for though nothing is computed
+        (clock time)."""
+        return self._computed_at + self._limits.lull_s
 
     def note_use(self, path: Iterable[Any]) -> None:
         """An admitted request uses these nodes: settle what was prefetched for it."""
@@ -162,10 +177,12 @@ class Prefetcher:
                 return
 
     def _bus_is_taken(self, choice: Candidate) -> bool:
-        """Whoever is beyond the horizon waits until nothing else is on the bus."""
+        """Whoever is beyond the horizon waits until nothing else is on the bus, nor about
+        to be."""
         queued = self._cache.loads.queued
-        far = choice.steps > self._limits.horizon
-        return queued >= (1 if far else self._limits.max_inflight)
+        if choice.steps > self._limits.horizon:
+            return self._lull or queued > 0
+        return queued >= self._limits.max_inflight
 
     def _fetch_for(self, choice: Candidate, reserve: int) -> bool:
         """Start what may start of the agent's prompts; False if there is no room."""
@@ -272,4 +289,5 @@ class Prefetcher:
             cache.loads.queued,
             cache.evictable_size(),
             cache.token_to_kv_pool_allocator.available_size(),
+            self._lull,
         )

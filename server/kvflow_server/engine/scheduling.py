@@ -189,6 +189,7 @@ def after_pass(plan: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
         cache.prefetcher.run(
             busy=lambda: _agents([*running, *batch, *waiting]),
             reserve=lambda: _decode_reserve(scheduler, [*running, *batch]),
+            computing=bool(running or batch),
         )
         publish_when_due(cache, scheduler)
         cache.collector.after_pass(

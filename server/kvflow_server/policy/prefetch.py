@@ -38,6 +38,9 @@ class PrefetchLimits:
     """Agents at most this many steps away are fetched."""
     idle_horizon: int = 2
     """The same while nothing else is on the bus."""
+    lull_s: float = 0.1
+    """So long after the device has had something to do nobody beyond the horizon is fetched
+    for: answers have just been sent, and the calls that follow come next."""
     max_inflight: int = 2
     """Copies to the device that may be in flight at once, on-demand loads included."""
     piece_tokens: int = 512

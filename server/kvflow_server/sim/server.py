@@ -157,6 +157,7 @@ class Server:
         cache.prefetcher.run(
             busy=lambda: _agents([*self.running, *admitted, *self.waiting]),
             reserve=lambda: sum(req.left for req in (*self.running, *admitted)),
+            computing=bool(self.running or admitted),
         )
 
     def _prefill(self, batch: Batch) -> None:
@@ -195,11 +196,18 @@ class Server:
                 f"pool of {self.size.pool}"
             )
             return
-        self.now = max(self.now, then)
+        self.now = max(self.now, min(then, self._lull_ends()))
 
     def _next_event(self) -> float:
         arrival = self._events[0][0] if self._events else float("inf")
         return min(arrival, self.cache.bus.next_end())
+
+    def _lull_ends(self) -> float:
+        """When a server that has nothing to do may start copies all the same."""
+        if self.cache.stock or not self.cache.prefetcher.candidates:
+            return float("inf")
+        ends = self.cache.prefetcher.lull_ends
+        return ends if ends > self.now else float("inf")
 
     # What becomes of requests.
 

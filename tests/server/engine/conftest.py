@@ -122,9 +122,11 @@ class Harness:
         fields = {"client": CLIENT, "run": "run", "seq": self.seq, **fields}
         return self.cache.apply_update(StepUpdate(steps=steps, **fields))
 
-    def prefetch(self, busy: set[tuple[str, str]] | None = None) -> None:
+    def prefetch(
+        self, busy: set[tuple[str, str]] | None = None, *, computing: bool = True
+    ) -> None:
         """One planner pass."""
-        self.cache.prefetcher.run(lambda: busy or set(), lambda: 0)
+        self.cache.prefetcher.run(lambda: busy or set(), lambda: 0, computing=computing)
 
     def check(self) -> None:
         """SGLang's own invariants and KVFlow's."""

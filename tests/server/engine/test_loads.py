@@ -133,7 +133,7 @@ def test_a_prefetch_displaces_only_what_goes_before_it(make_harness: Make) -> No
 
 def test_the_reserve_of_running_requests_is_left_alone(evicted: Any) -> None:
     evicted.update({"b": 0})
-    evicted.cache.prefetcher.run(set, reserve=lambda: 120)
+    evicted.cache.prefetcher.run(set, reserve=lambda: 120, computing=True)
     assert not evicted.cache.loads.active
     assert evicted.cache.counters.prefetch_refused == 1
 

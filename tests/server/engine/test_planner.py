@@ -86,6 +86,29 @@ def test_one_piece_at_a_time_for_who_is_far(make_harness: Make) -> None:
     harness.finish_loads()
 
 
+def test_right_after_answers_only_who_is_near_is_fetched_for(
+    make_harness: Make,
+) -> None:
+    harness = filled(make_harness, {"b": B, "c": C}, idle_horizon=2)
+    clock = harness.cache.clock
+    clock.now = 100.0
+    harness.update({"a": 0})
+    harness.prefetch()  # which computes
+    harness.update({"a": 0, "b": 1, "c": 2})
+    lull = harness.cache.config.prefetch.lull_s
+    for at in (100.0, 100.0 + lull / 2, 100.0 + lull * 0.99):
+        clock.now = at
+        harness.prefetch(computing=False)
+        harness.finish_loads()
+    assert resident(harness)["b"] == 48
+    assert resident(harness)["c"] == 0, "calls are about to come"
+    clock.now = 100.0 + lull
+    harness.prefetch(computing=False)
+    harness.finish_loads()
+    assert resident(harness)["c"] > 0
+    harness.check()
+
+
 def test_a_run_that_turns_elsewhere_gets_no_further_piece(make_harness: Make) -> None:
     harness = filled(make_harness, {"a": A, "b": B})
     harness.update({"z": 0, "a": 1})
@@ -303,7 +326,7 @@ def test_a_prefetch_displaces_no_nearer_prompt_and_keeps_the_reserve(
     was = resident(harness)
     harness.update(steps)
     cache = harness.cache
-    cache.prefetcher.run(set, reserve=lambda: reserve)
+    cache.prefetcher.run(set, reserve=lambda: reserve, computing=True)
     left = harness.allocator.available_size() + cache.evictable_size()
     assert not cache.loads.active or left >= reserve
     assert cache.loads.active or resident(harness) == was, "evicted for nothing"
