@@ -136,13 +136,14 @@ def _paper(paper: Paper) -> Entry:
 
 
 def _proportion(result: CrowdResult, scale: Scale) -> Entry:
-    """Computing all clients' fixed prompts of one agent over decoding their answers."""
+    """Computing all clients' fixed prompts of one agent over decoding their answers,
+    whose first tokens come of the prefill."""
     testbed, crowd = result.crowded.testbed, result.crowd
     prefill = testbed.prefill_s(crowd.mix.fixed) * crowd.concurrency
-    output = scaled(crowd.mix, scale.factor, scale.most_output).output
+    steps = scaled(crowd.mix, scale.factor, scale.most_output).output - 1
     return {
-        "wanted": prefill / (testbed.crowd_step_s(crowd) * crowd.mix.output),
-        "reached": result.prefill_s / (result.step_s * output),
+        "wanted": prefill / (testbed.crowd_step_s(crowd) * (crowd.mix.output - 1)),
+        "reached": result.prefill_s / (result.step_s * max(1, steps)),
     }
 
 
