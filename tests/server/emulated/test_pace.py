@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,16 +112,27 @@ def test_a_copy_that_is_faster_hides_but_for_its_first_layer(
     assert a_pass(pace, clock, (0.1, 0.2, 0.3, 0.4)) == pytest.approx(0.1 + 1.0)
 
 
-def test_a_step_follows_the_pass_before_without_a_gap(
-    pace: PacedDevice, clock: Clock
+@pytest.mark.parametrize(
+    ("begin", "takes"),
+    [
+        (lambda pace: pace.begin_decode(1, 1), 0.1),
+        (lambda pace: pace.begin_prefill([0], [50]), 1.0),
+    ],
+    ids=["step", "prefill"],
+)
+def test_a_pass_follows_the_one_before_without_a_gap(
+    pace: PacedDevice,
+    clock: Clock,
+    begin: Callable[[PacedDevice], None],
+    takes: float,
 ) -> None:
-    # What the scheduler does between two steps, a GPU does not wait for.
+    # What the scheduler does between two passes, a GPU does not wait for.
     began = clock.now
     for _ in range(3):
         clock.now += 0.03
-        pace.begin_decode(1, 1)
+        begin(pace)
         a_pass(pace, clock)
-    assert clock.now - began == pytest.approx(0.03 + 3 * 0.1)
+    assert clock.now - began == pytest.approx(0.03 + 3 * takes)
 
 
 def test_a_scheduler_that_takes_longer_than_a_pass_is_waited_for(
@@ -146,17 +158,6 @@ def test_a_step_makes_up_for_a_short_pass_that_the_processor_was_slow_at(
     pace.begin_decode(1, 1)
     a_pass(pace, clock)
     assert clock.now - began == pytest.approx(0.2)
-
-
-def test_a_prefill_follows_the_pass_before_without_a_gap(
-    pace: PacedDevice, clock: Clock
-) -> None:
-    began = clock.now
-    for _ in range(3):
-        clock.now += 0.03
-        pace.begin_prefill([0], [50])
-        a_pass(pace, clock)
-    assert clock.now - began == pytest.approx(0.03 + 3 * 1.0)
 
 
 def test_after_an_idle_scheduler_a_pass_begins_when_it_is_there(

@@ -111,7 +111,7 @@ def test_without_sleep_on_idle_it_goes_on(make_harness: Make) -> None:
     turn(scheduler)  # and does not fail
 
 
-def test_a_scheduler_of_another_kind_costs_a_counter(make_harness: Make) -> None:
+def test_what_it_cannot_read_goes_to_the_guard(make_harness: Make) -> None:
     tree = make_harness()
     with pytest.raises(AttributeError):
         # The harness is strict: in a server this is counted and logged once.
